@@ -1,0 +1,1 @@
+"""The sidecar: sessions, decisions, decision log, metrics, and the command line."""

@@ -1,0 +1,1 @@
+"""The ``specgov`` command; each subcommand is one file."""

@@ -1,0 +1,1 @@
+"""Decision rules, and what they share: observations, estimators, the step-time model, profiles."""

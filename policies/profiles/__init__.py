@@ -1,0 +1,1 @@
+"""Bundled profiles: what steps cost on hardware that was measured."""

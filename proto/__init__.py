@@ -1,0 +1,1 @@
+"""The wire protocol: .proto files and the Python code generated from them (``make proto``)."""

@@ -1,0 +1,1 @@
+"""What runs inside SGLang's processes. Needs numpy, grpcio and protobuf only."""
