@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -198,13 +198,5 @@ class Policy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyError(Exception):
-    """A rule cannot be made as asked: what is wrong, and what to do."""
-
-    message: str
-    hint: str = field(default="")
-
-    def __str__(self) -> str:
-        """The message, and the hint after a semicolon."""
-        return f"{self.message}; {self.hint}" if self.hint else self.message
+class PolicyError(ValueError):
+    """A rule cannot be made as asked; the message says what is wrong and what to do."""
