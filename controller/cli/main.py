@@ -1,0 +1,191 @@
+"""The ``specgov`` command: a table of subcommands, each loaded only when it is called.
+
+A command is a function whose typed parameters tyro turns into options and whose docstring is its help; it
+returns an exit code or None (0). Exit codes: 0 fine, 1 failed, 2 usage, 3 unreachable, 130 interrupted.
+A command reports a user's mistake by raising ``CliError`` or one of its kinds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specgov.controller.cli.errors import CliError, UsageError
+
+CommandFunction = Callable[..., int | None]
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand: its words, ``module:function`` below ``specgov``, and one line of help."""
+
+    name: str
+    target: str
+    summary: str
+
+    def load(self) -> CommandFunction:
+        """Import the command's module, and with it whatever the command needs."""
+        module, _, function = self.target.partition(":")
+        loaded: CommandFunction = getattr(importlib.import_module(f"specgov.{module}"), function)
+        return loaded
+
+
+# One row a command. Words separated by a space make a group ("config check").
+COMMANDS = (
+    Command("demo", "controller.cli.demo:demo", "See it work: sidecar and emulated engine, a minute, no GPU"),
+    Command("decide", "controller.cli.decide:decide", "Ask the sidecar one question and print its decision"),
+    Command("engines list", "controller.cli.engines:list_engines", "List the engines that the sidecar knows"),
+    Command(
+        "engines show", "controller.cli.engines:show", "Show one engine: state, estimates, last decisions"
+    ),
+    Command(
+        "engines mode", "controller.cli.engines:mode", "Set an engine's mode: active, shadow, frozen or off"
+    ),
+    Command("engines policy", "controller.cli.engines:policy", "Give an engine another policy"),
+    Command("engines watch", "controller.cli.engines:watch", "Follow the engines step by step"),
+    Command("config check", "controller.cli.config:check", "Check a configuration file of the sidecar"),
+    Command("emulate", "controller.cli.emulate:emulate", "Play an engine against a running sidecar"),
+    Command("replay", "controller.cli.replay:replay", "Compare the policies on a recording's step costs"),
+    Command(
+        "completion", "controller.cli.completion:completion", "Print a completion script for bash or zsh"
+    ),
+)
+# Shorter ways to say it.
+ALIASES = {"engines": "engines list"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``specgov`` with ``argv`` (default: the process's) and return its exit code."""
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except CliError as error:
+        print(f"specgov: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (`specgov ... | head`): nothing is wrong, and nothing more can be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"specgov: {where}{error.strerror or error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(overview())  # noqa: T201
+        return 0 if argv else UsageError.exit_code
+    if argv[0] == "--version":
+        print(f"specgov {version()}")  # noqa: T201
+        return 0
+    command, arguments = _find(argv)
+    if command is None:
+        print(overview(group=argv[0]))  # noqa: T201
+        return 0
+    return parse(command, arguments)() or 0
+
+
+def _find(argv: list[str]) -> tuple[Command | None, list[str]]:
+    """The command that ``argv`` names and its arguments; no command where a group's help is asked for."""
+    by_name = {command.name: command for command in COMMANDS}
+    for words in (2, 1):
+        name = " ".join(argv[:words])
+        if name in by_name:
+            return by_name[name], argv[words:]
+    members = [name.split()[1] for name in by_name if name.startswith(f"{argv[0]} ")]
+    if not members:
+        known = ", ".join(dict.fromkeys(name.split()[0] for name in by_name))
+        raise UsageError(f"there is no command {argv[0]!r}; there are {known}; see specgov --help")
+    if argv[1:2] in (["-h"], ["--help"]):
+        return None, []
+    if argv[0] in ALIASES and not (argv[1:] and not argv[1].startswith("-")):
+        return by_name[ALIASES[argv[0]]], argv[1:]
+    given = f"not {argv[1]!r}" if argv[1:] else "nothing followed"
+    raise UsageError(f"{argv[0]} takes one of {', '.join(members)}; {given}; see specgov {argv[0]} --help")
+
+
+def parse(command: Command, arguments: Sequence[str]) -> Callable[[], int | None]:
+    """The command bound to its parsed arguments, ready to be called.
+
+    Raises:
+        UsageError: the arguments do not fit the command.
+        SystemExit: help was asked for and printed.
+
+    """
+    import tyro
+
+    stderr = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            bound: Callable[[], int | None] = tyro.cli(
+                unrun(command.load()),
+                prog=f"specgov {command.name}",
+                args=arguments,
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+            )
+    except SystemExit as ended:
+        if ended.code in (0, None):
+            raise
+        raise UsageError(_one_line(stderr.getvalue(), command.name)) from None
+    return bound
+
+
+def unrun(function: CommandFunction) -> Callable[..., Any]:
+    """``function`` with the same parameters, that binds its arguments and does not run."""
+
+    @functools.wraps(function)
+    def bind(*args: Any, **kwargs: Any) -> Callable[[], int | None]:
+        return functools.partial(function, *args, **kwargs)
+
+    return bind
+
+
+def _one_line(box: str, name: str) -> str:
+    """What tyro's framed error says, without frame, repeated help and line breaks."""
+    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    sections = " ".join(lines).split("─")
+    said = [section.strip() for section in sections if section.strip()]
+    kept = [text for text in said if not text.startswith(("For full helptext", "Argument helptext"))]
+    message = "; ".join(" ".join(text.split()) for text in kept) or "the arguments do not fit"
+    return f"{name}: {message}; see specgov {name} --help"
+
+
+def overview(group: str | None = None) -> str:
+    """The help of the whole program, or of the commands whose first word is ``group``."""
+    shown = [command for command in COMMANDS if group is None or command.name.split()[0] == group]
+    width = max(len(command.name) for command in shown)
+    rows = "\n".join(f"  {command.name:<{width}}  {command.summary}" for command in shown)
+    if group is not None:
+        return (
+            f"usage: specgov {group} COMMAND [OPTIONS]\n\n{rows}\n\nspecgov {group} COMMAND --help says more."
+        )
+    return (
+        "usage: specgov COMMAND [OPTIONS]\n\n"
+        "A speculation governor for LLM serving: decides at each decode step whether to speculate, and how deep.\n\n"
+        f"commands:\n{rows}\n\n"
+        "options:\n  -h, --help  This text\n  --version   The version\n\n"
+        "specgov COMMAND --help says more about one. Begin with: specgov demo\n"
+        "Exit codes: 0 fine, 1 failed, 2 usage, 3 the sidecar cannot be reached, 130 interrupted."
+    )
+
+
+def version() -> str:
+    """The installed distribution's version."""
+    from importlib.metadata import version as distribution_version
+
+    return distribution_version("specgov")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
