@@ -172,7 +172,8 @@ def overview(group: str | None = None) -> str:
         )
     return (
         "usage: specgov COMMAND [OPTIONS]\n\n"
-        "A speculation governor for LLM serving: decides at each decode step whether to speculate, and how deep.\n\n"
+        "A speculation governor for LLM serving: at each decode step it decides whether to speculate,\n"
+        "and how deep.\n\n"
         f"commands:\n{rows}\n\n"
         "options:\n  -h, --help  This text\n  --version   The version\n\n"
         "specgov COMMAND --help says more about one. Begin with: specgov demo\n"
