@@ -6,8 +6,8 @@ goes to the rule's options in the order of its ``Config`` fields: ``threshold:32
 
 A rule is a class with ``name``, ``version`` and a frozen dataclass ``Config`` that validates itself (raising
 ``PolicyError``), made as ``Rule(context, config)``. A ``Config`` with options of its own shape has the
-classmethod ``from_arguments(arguments: tuple[str, ...])``. To add a rule to the package, add a line to ``_RULES``; from
-elsewhere, call ``register``. A rule's module is imported only when the rule is used.
+classmethod ``from_arguments(arguments: tuple[str, ...])``. To add a rule to the package, add a line to
+``_RULES``; from elsewhere, call ``register``. A rule's module is imported only when the rule is used.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Threshold:
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """``batch_size``: the first without speculation. ``num_steps``: the tier below; None is the largest."""
+        """``batch_size``: the first without speculation; ``num_steps``: the tier below, None the largest."""
 
         batch_size: int = 32
         num_steps: int | None = None

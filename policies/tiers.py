@@ -33,7 +33,7 @@ def tier_ranges(engine: EngineSpec, starts: Iterable[tuple[int, int]]) -> tuple[
 
     Args:
         engine: gives the largest batch size.
-        starts: (first batch size, num_steps), ascending from batch size 1; of two equal ones the later counts.
+        starts: (first batch size, num_steps), ascending from batch size 1; of two equal the later counts.
 
     """
     changes: dict[int, int] = {}
