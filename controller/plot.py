@@ -5,6 +5,7 @@ A figure is a column of panels that share their x axis. Series hold plain number
 
 from __future__ import annotations
 
+import itertools
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot area. ``y_range`` None takes the data's, from 0 where nothing is negative and the axis is linear."""
+    """One plot area. ``y_range`` None takes the data's, on a linear axis with 0 in it."""
 
     title: str
     series: Sequence[Series]
@@ -82,7 +83,7 @@ class Scale:
         return self.start_px + (at - low) / (high - low) * (self.end_px - self.start_px)
 
     def ticks(self, about: int) -> list[float]:
-        """Some ``about`` round values inside the range: 1, 2 or 5 times a power of ten apart, or powers if log."""
+        """Round values inside the range, ``about`` as many as asked for; powers where the axis is logarithmic."""
         return _log_ticks(self.low, self.high) if self.log else _linear_ticks(self.low, self.high, about)
 
 
@@ -166,8 +167,8 @@ def _draw_series(svg: ET.Element, series: Series, color: str, x_scale: Scale, y_
                 _dot(svg, x, y, color)
             continue
         if series.kind == "step":
-            corners = [(later[0], earlier[1]) for earlier, later in zip(points, points[1:], strict=False)]
-            points = [point for pair in zip(points, corners, strict=False) for point in pair] + points[-1:]
+            corners = [(later[0], earlier[1]) for earlier, later in itertools.pairwise(points)]
+            points = [*itertools.chain(*zip(points, corners, strict=False)), points[-1]]
         attributes = {
             "points": " ".join(f"{x:.1f},{y:.1f}" for x, y in points),
             "fill": "none",
