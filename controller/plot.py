@@ -83,7 +83,7 @@ class Scale:
         return self.start_px + (at - low) / (high - low) * (self.end_px - self.start_px)
 
     def ticks(self, about: int) -> list[float]:
-        """Round values inside the range, ``about`` as many as asked for; powers where the axis is logarithmic."""
+        """Round values inside the range, about so many; powers where the axis is logarithmic."""
         return _log_ticks(self.low, self.high) if self.log else _linear_ticks(self.low, self.high, about)
 
 

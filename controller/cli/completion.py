@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import tyro
+
 from specgov.controller.cli.main import COMMANDS, unrun
 
 

@@ -80,6 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename is not None else ""
         print(f"specgov: {where}{error.strerror or error}", file=sys.stderr)  # noqa: T201
         return 1
+    except Exception as error:
+        # The package's own exceptions say what is wrong and what to do; anything else is a defect of ours.
+        if not type(error).__module__.startswith("specgov."):
+            raise
+        print(f"specgov: {error}", file=sys.stderr)  # noqa: T201
+        return CliError.exit_code
 
 
 def _dispatch(argv: list[str]) -> int:

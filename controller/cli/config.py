@@ -1,0 +1,27 @@
+"""``specgov config``: the sidecar's configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from specgov.controller.cli import output
+
+
+def check(file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")], /) -> None:
+    """Check a configuration file of the sidecar: unknown keys, wrong types and values, with line and key.
+
+    For example: specgov config check specgov.toml
+
+    Exit codes: 0 the sidecar would start with it, 1 it would not.
+
+    Args:
+        file: A TOML file as for specgov serve --config.
+
+    """
+    from specgov.controller.config import load_config
+
+    load_config(file)
+    output.console().print(f"{file}: fine", soft_wrap=True)

@@ -1,0 +1,219 @@
+"""``specgov engines``: what the sidecar knows of its engines, and an operator's hand on them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import tyro
+
+from specgov.controller.cli import output, remote
+from specgov.proto.v1 import specgov_pb2, specgov_pb2_grpc
+
+EngineId = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENGINE_ID")]
+ModeName = Annotated[Literal["active", "shadow", "frozen", "off"], tyro.conf.Positional]
+PolicyText = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="POLICY")]
+
+
+def list_engines(*, target: remote.Target = None, json: bool = False) -> None:
+    """List the engines that the sidecar knows.
+
+    For example: specgov engines --json
+
+    Args:
+        target: Where the sidecar listens; default: its own default socket.
+        json: Print JSON.
+
+    """
+    with remote.sidecar(remote.target_or_default(target)) as channel:
+        stub = specgov_pb2_grpc.ControllerAdminStub(channel)
+        answer = stub.ListEngines(specgov_pb2.ListEnginesRequest(), timeout=remote.TIMEOUT_S)
+    if json:
+        output.print_json([remote.plain(engine) for engine in answer.engines])
+    elif not answer.engines:
+        output.console().print("no engines yet")
+    else:
+        columns = (
+            "engine",
+            "model",
+            "connected",
+            "mode",
+            "policy",
+            "num_steps",
+            "batch",
+            "reports",
+            "switches",
+        )
+        output.console().print(output.table("", columns, (_row(engine) for engine in answer.engines)))
+
+
+def _row(engine: specgov_pb2.EngineState) -> tuple[object, ...]:
+    last = engine.last_step if engine.HasField("last_step") else None
+    return (
+        engine.info.engine_id,
+        engine.info.model or "-",
+        "yes" if engine.connected else "no",
+        _mode_word(engine.mode),
+        engine.policy,
+        last.num_steps if last else "-",
+        last.batch_size if last else "-",
+        engine.reports,
+        engine.tier_switches,
+    )
+
+
+def show(engine_id: EngineId, /, *, target: remote.Target = None, json: bool = False) -> None:
+    """Show one engine: its state, what the policy believes, the last decisions.
+
+    For example: specgov engines show my-engine
+
+    Args:
+        engine_id: As in specgov engines.
+        target: Where the sidecar listens; default: its own default socket.
+        json: Print JSON.
+
+    """
+    with remote.sidecar(remote.target_or_default(target)) as channel:
+        stub = specgov_pb2_grpc.ControllerAdminStub(channel)
+        request = specgov_pb2.GetEngineRequest(engine_id=engine_id)
+        answer = stub.GetEngine(request, timeout=remote.TIMEOUT_S)
+    if json:
+        output.print_json(remote.plain(answer))
+    else:
+        _print_engine(answer)
+
+
+def mode(engine_id: EngineId, mode: ModeName, /, *, target: remote.Target = None) -> None:
+    """Set an engine's mode.
+
+    For example: specgov engines mode my-engine shadow
+
+    active decides and learns; shadow decides and logs while the engine follows its own rule; frozen decides
+    and learns nothing; off sends no decisions.
+
+    Args:
+        engine_id: As in specgov engines.
+        mode: The new mode.
+        target: Where the sidecar listens; default: its own default socket.
+
+    """
+    with remote.sidecar(remote.target_or_default(target)) as channel:
+        stub = specgov_pb2_grpc.ControllerAdminStub(channel)
+        request = specgov_pb2.SetModeRequest(
+            engine_id=engine_id, mode=specgov_pb2.Mode.Value(f"MODE_{mode.upper()}")
+        )
+        answer = stub.SetMode(request, timeout=remote.TIMEOUT_S)
+    output.console().print(f"{engine_id}: mode {_mode_word(answer.engine.mode)}")
+
+
+def policy(engine_id: EngineId, policy: PolicyText, /, *, target: remote.Target = None) -> None:
+    """Give an engine another policy; it starts without what the old one learnt.
+
+    For example: specgov engines policy my-engine threshold:32:3
+
+    Args:
+        engine_id: As in specgov engines.
+        policy: A decision rule and its options, as NAME[:OPTION...].
+        target: Where the sidecar listens; default: its own default socket.
+
+    """
+    with remote.sidecar(remote.target_or_default(target)) as channel:
+        stub = specgov_pb2_grpc.ControllerAdminStub(channel)
+        request = specgov_pb2.SetPolicyRequest(engine_id=engine_id, policy=policy)
+        answer = stub.SetPolicy(request, timeout=remote.TIMEOUT_S)
+    output.console().print(f"{engine_id}: policy {answer.engine.policy}")
+
+
+def watch(
+    engine_id: Annotated[str, tyro.conf.Positional, output.option("[ENGINE_ID]")] = "",
+    /,
+    *,
+    every_steps: int = 50,
+    count: int = 0,
+    target: remote.Target = None,
+    json: bool = False,
+) -> None:
+    """Follow the engines step by step, until interrupted.
+
+    For example: specgov engines watch my-engine --every-steps 10
+
+    Args:
+        engine_id: As in specgov engines; default: all of them.
+        every_steps: Show one step in this many.
+        count: End after this many lines; 0: never.
+        target: Where the sidecar listens; default: its own default socket.
+        json: Print one JSON object a line.
+
+    """
+    with remote.sidecar(remote.target_or_default(target)) as channel:
+        stub = specgov_pb2_grpc.ControllerAdminStub(channel)
+        request = specgov_pb2.WatchRequest(
+            engine_id=engine_id, every_steps=remote.non_negative("--every-steps", every_steps)
+        )
+        summaries = stub.Watch(request)
+        for shown, summary in enumerate(summaries, start=1):
+            output.print_line(remote.plain(summary) if json else _summary_line(summary))
+            if shown == count:
+                summaries.cancel()
+                break
+
+
+def _summary_line(step: specgov_pb2.StepSummary) -> str:
+    ms = f"{step.step_ms:6.2f} ms" if step.HasField("step_ms") else "     - ms"
+    rate = (
+        f"{step.output_tokens_per_s:8.0f} tokens/s"
+        if step.HasField("output_tokens_per_s")
+        else f"{'-':>8} tokens/s"
+    )
+    return (
+        f"{step.engine_id}  step {step.step_id:>8}  batch {step.batch_size:>4}  num_steps {step.num_steps}  "
+        f"accept length {step.accept_length:4.2f}  {ms}  {rate}  next {step.decided_num_steps} "
+        f"({_reason_word(step.reason)})"
+    )
+
+
+def _print_engine(answer: specgov_pb2.GetEngineResponse) -> None:
+    engine, info = answer.engine, answer.engine.info
+    facts: list[tuple[str, object]] = [
+        ("engine", f"{info.engine_id} ({info.engine} {info.engine_version})".replace(" )", ")")),
+        ("model, draft, GPU", ", ".join(text or "-" for text in (info.model, info.draft, info.gpu))),
+        ("tiers", ", ".join(map(str, info.tiers))),
+        ("connected", "yes" if engine.connected else "no"),
+        ("mode", _mode_word(engine.mode)),
+        ("policy", f"{engine.policy} {engine.policy_version}".strip()),
+        (
+            "reports",
+            f"{engine.reports}, rejected {engine.reports_rejected}, dropped {engine.reports_dropped}",
+        ),
+        ("decisions", f"{engine.decisions}, tier switches {engine.tier_switches}"),
+    ]
+    if engine.HasField("decision_lag_steps_p50"):
+        facts.append(("decision lag p50", f"{engine.decision_lag_steps_p50:g} steps"))
+    if engine.HasField("last_step"):
+        facts.append(("last step", _summary_line(engine.last_step).partition("  ")[2]))
+    console = output.console()
+    for name, value in facts:
+        console.print(f"{name:<18} {value}", soft_wrap=True)
+    if answer.estimates:
+        rows = [(name, f"{value:.4g}") for name, value in sorted(answer.estimates.items())]
+        console.print(output.table("What the policy believes", ("name", "value"), rows))
+    if answer.last_decisions:
+        columns = ("decision", "known step", "batch size", "num_steps", "reason")
+        rows_of_decisions = [
+            (
+                decision.decision_id,
+                decision.known_step_id,
+                f"{decision.batch_size_min}..{decision.batch_size_max}",
+                decision.num_steps,
+                _reason_word(decision.reason),
+            )
+            for decision in answer.last_decisions
+        ]
+        console.print(output.table("Last decisions, oldest first", columns, rows_of_decisions))
+
+
+def _mode_word(mode: int) -> str:
+    return remote.enum_word(specgov_pb2.Mode.Name(specgov_pb2.Mode.ValueType(mode)))
+
+
+def _reason_word(reason: int) -> str:
+    return remote.enum_word(specgov_pb2.Reason.Name(specgov_pb2.Reason.ValueType(reason)))

@@ -1,0 +1,62 @@
+"""How commands print: tables for people, JSON for programs, progress for the patient."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+WIDTH_WITHOUT_TERMINAL = 120
+
+
+def option(metavar: str) -> Any:
+    """How an option whose default is nothing shows in ``--help``."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+def console(stderr: bool = False) -> Console:
+    """A console as wide as the terminal, or of one fixed width where there is none."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else WIDTH_WITHOUT_TERMINAL
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table whose first column is text and whose others are right-aligned."""
+    built = Table(title=title or None, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        built.add_column(column, justify="left" if index == 0 else "right", no_wrap=index > 0)
+    for row in rows:
+        built.add_row(*(str(cell) for cell in row))
+    return built
+
+
+def print_json(value: Any) -> None:
+    """``value`` as indented JSON on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def print_line(value: Any) -> None:
+    """A text, or anything else as JSON, as one line that a reader downstream sees at once."""
+    sys.stdout.write((value if isinstance(value, str) else json.dumps(value)) + "\n")
+    sys.stdout.flush()
+
+
+def progress() -> Progress:
+    """A progress bar on stderr that leaves nothing behind, and shows nothing where stderr is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
