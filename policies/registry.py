@@ -25,6 +25,7 @@ _RULES = {
     "static": "specgov.policies.static:Static",
     "threshold": "specgov.policies.threshold:Threshold",
     "schedule": "specgov.policies.schedule:Schedule",
+    "ema": "specgov.policies.ema:Ema",
 }
 
 _EXPECTED = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
@@ -98,7 +99,11 @@ def options(name: str) -> dict[str, str]:
         PolicyError: no such rule.
 
     """
-    return {field.name: _default(field) for field in dataclasses.fields(_load(name).Config)}
+    return {field.name: _default(field) for field in _fields(_load(name).Config)}
+
+
+def _fields(config_class: type[Any]) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(config_class) if field.init]
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -117,7 +122,7 @@ def _load(name: str) -> type[Any]:
 def _config(config_class: type[Any], arguments: tuple[str, ...]) -> Any:
     if hasattr(config_class, "from_arguments"):
         return config_class.from_arguments(arguments)
-    names = [field.name for field in dataclasses.fields(config_class)]
+    names = [field.name for field in _fields(config_class)]
     hints = typing.get_type_hints(config_class)
     values = {name: _value(name, hints[name], text) for name, text in _named(names, arguments).items()}
     return config_class(**values)
