@@ -1,8 +1,8 @@
 """SGLang 0.5.23's adaptive rule: a moving average of accepted drafts picks a tier in each batch-size slot.
 
-Formula: a batch, padded to its CUDA-graph size, belongs to the slot with the largest batch size at or below it.
-With m the mean accepted drafts of a step's requests, a slot that speculates sets
-e = (1 - ema_alpha) e + ema_alpha m, and begins with e = k - 1. Every ``update_interval`` results after the first
+Formula: a batch, padded to its CUDA-graph size, belongs to the slot with the largest batch size at or below
+it. With m the mean accepted drafts of a step's requests, a slot that speculates sets e = (1 - ema_alpha) e
++ ema_alpha m, and begins with e = k - 1. Every ``update_interval`` results after the first
 ``warmup_batches`` it reviews its tier k_i among its own, k_0 < k_1 < ...:
 
 - down while e <= k_{i-1} - 0.5 + down_hysteresis, where k_{i-1} = 0 counts as 1;
@@ -10,9 +10,9 @@ e = (1 - ema_alpha) e + ema_alpha m, and begins with e = k - 1. Every ``update_i
 - if it did not go up and ceiling_coeff > 0, down to at most max(1, ceil(e ceiling_coeff));
 - from num_steps 0 always to the next tier, a probe.
 
-Source: the behaviour of ``AdaptiveSpeculativeParams`` in sglang/srt/speculative/adaptive_spec_params.py; tests
-drive both with the same results. Like it, the rule credits a result to the slot's present tier, not to the tier
-that made it; after a switch the two differ for as many steps as a decision lags.
+Source: the behaviour of ``AdaptiveSpeculativeParams`` in sglang/srt/speculative/adaptive_spec_params.py;
+tests drive both with the same results. Like it, the rule credits a result to the slot's present tier, not
+to the tier that made it; after a switch the two differ for as many steps as a decision lags.
 Regimes: good where acceptance differs or drifts and the table suits the model. It does not know what a step
 costs, probes for ever in slots that hold 0, and a slot with one tier never changes.
 Defaults: SGLang's table and figures. Tiers that the engine lacks are left out.

@@ -12,8 +12,8 @@ from typing import Any
 from specgov.policies.tiers import nearest_tier, require_tiers
 from specgov.policies.types import EngineSpec, PolicyError
 
-# SGLang 0.5.23, DEFAULT_ADAPTIVE_CONFIG in sglang/srt/speculative/adaptive_spec_params.py, without what is also
-# SlotConfig's default.
+# SGLang 0.5.23, DEFAULT_ADAPTIVE_CONFIG in sglang/srt/speculative/adaptive_spec_params.py, without what is
+# also SlotConfig's default.
 _SGLANG_TABLE: Mapping[str, Mapping[str, Any]] = {
     "1": {"candidate_steps": [1, 3, 5, 7], "down_hysteresis": -0.25},
     "8": {"candidate_steps": [0, 1, 3], "down_hysteresis": 0.0},
@@ -55,9 +55,10 @@ _SLOT_OPTIONS = tuple(f.name for f in fields(SlotConfig) if f.name not in ("batc
 class EmaConfig:
     """``config``: a file in the format of SGLang's ``--speculative-adaptive-config``; "" is SGLang's table.
 
-    ``initial_num_steps`` is where slots start that have that tier, as SGLang's ``--speculative-num-steps``; None
-    is the middle of the tiers of all slots. The other options are SGLang's own; one that is given here counts
-    in every slot, whatever the table says. ``table`` follows from the options: the slots by batch size.
+    ``initial_num_steps`` is where slots start that have that tier, as SGLang's ``--speculative-num-steps``;
+    None is the middle of the tiers of all slots. The other options are SGLang's own; one that is given here
+    counts in every slot, whatever the table says. ``table`` follows from the options: the slots by batch
+    size.
     """
 
     config: str = ""
