@@ -1,1 +1,8 @@
 """The stream client that an engine embeds: submit a report, read the newest decision, never wait."""
+
+from specgov.client.client import ClientStats, StreamClient
+from specgov.client.errors import ClientError
+from specgov.client.messages import Decision, Report, TierRange
+from specgov.client.stream import StreamLimits
+
+__all__ = ["ClientError", "ClientStats", "Decision", "Report", "StreamClient", "StreamLimits", "TierRange"]

@@ -1,0 +1,195 @@
+"""What the engine's thread calls: submit a report, read the newest decision, never wait."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specgov.client.errors import ClientError
+from specgov.client.mailbox import Mailbox
+from specgov.client.messages import Decision, Report
+from specgov.client.stream import Stream, StreamLimits
+from specgov.proto.v1 import specgov_pb2 as pb
+
+DEFAULT_QUEUE_SIZE = 256
+_STOP_S = 2.0
+_UNIX_PATH_MAX_BYTES = 107
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """Counts since the client was made. ``dropped`` are reports that made way for newer ones."""
+
+    connected: bool
+    reconnects: int
+    submitted: int
+    queued: int
+    dropped: int
+    sent: int
+    reports_rejected: int
+    decisions: int
+    decisions_rejected: int
+    last_error: str
+
+
+class StreamClient:
+    """An engine's end of the control stream.
+
+    ``submit``, ``current``, ``newest`` and ``event`` belong to one thread of the engine's and never wait, whatever
+    state the sidecar is in; a daemon thread owns the stream, and connects, sends, receives and reconnects.
+
+    A client belongs to the process that started it. Make and start it after any fork: in a forked child it takes
+    reports and finds no new decision, but cannot be started.
+
+    Args:
+        target: ``unix:///path`` or ``HOST:PORT``.
+        info: who the engine is and what it can do; sent first on every connection. A decision with a tier outside
+            ``info.tiers`` is rejected.
+        queue_size: reports kept for sending; when full, the oldest make way and are counted.
+        clock: seconds, monotonic; called on both threads.
+        rng: source of the reconnect jitter.
+        limits: reconnect pacing and what is accepted from the sidecar.
+
+    Raises:
+        ClientError: the target or an argument cannot be used.
+
+    """
+
+    def __init__(
+        self,
+        target: str,
+        info: pb.EngineInfo,
+        *,
+        queue_size: int = DEFAULT_QUEUE_SIZE,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        limits: StreamLimits | None = None,
+    ) -> None:
+        _check_target(target)
+        if not info.tiers:
+            raise ClientError(
+                "EngineInfo.tiers is empty: name at least one num_steps that the engine has prepared"
+            )
+        if queue_size < 1:
+            raise ClientError(f"queue_size is {queue_size}: it must be at least 1")
+        self._mailbox = Mailbox(queue_size)
+        self._clock = clock
+        self._stream = Stream(
+            target, info, self._mailbox, limits or StreamLimits(), clock, rng or random.Random()
+        )
+        self._pid: int | None = None
+        self._closer: weakref.finalize[..., StreamClient] | None = None
+        self._gap = True  # the time since the last report is not time in which steps were made
+        self._last_submit_s = 0.0
+
+    def start(self) -> None:
+        """Start connecting; returns at once.
+
+        Raises:
+            ClientError: the client was started before, here or in the process that this one was forked from.
+
+        """
+        if self._pid is not None:
+            where = (
+                "already" if self._pid == os.getpid() else f"in process {self._pid}, which forked this one"
+            )
+            raise ClientError(f"the client was started {where}: make a new one")
+        self._pid = os.getpid()
+        # Runs at interpreter exit too: a process that leaves a call open may hang in gRPC's threads.
+        self._closer = weakref.finalize(self, _stop, self._stream, self._pid)
+        self._stream.start()
+
+    def submit(self, report: Report) -> None:
+        """Queue the result of a step; never waits. When the queue is full the oldest report makes way."""
+        mailbox = self._mailbox
+        now_s = self._clock()
+        if self._gap or report.after_idle:
+            self._gap = False
+        else:
+            mailbox.active_s += now_s - self._last_submit_s
+        self._last_submit_s = now_s
+        mailbox.submitted = number = mailbox.submitted + 1
+        mailbox.reports.append((number, report))
+        mailbox.signal()
+
+    def current(self, step_id: int) -> Decision | None:
+        """The newest decision if it may be applied to step ``step_id``, else None: use the engine's own rule.
+
+        None where none has come, where it is for the record only (shadow), where ``step_id`` is more than its
+        ``ttl_steps`` after the step that it knew, or where it is older than its ``ttl_ms``. That age counts the time
+        between reports since it came, without reports marked ``after_idle`` and pauses; so it does not age while
+        the engine has nothing to do.
+        """
+        decision, last_step_id, ttl_s, active_s = self._mailbox.held
+        if step_id > last_step_id or decision is None:
+            return None
+        if self._mailbox.active_s - active_s > ttl_s and self._clock() - decision.received_s > ttl_s:
+            return None
+        return decision
+
+    def newest(self) -> Decision | None:
+        """The decision that came last, whatever its age and reason; None where none has come."""
+        return self._mailbox.held.decision
+
+    def wait_for_step(self, step_id: int, timeout_s: float) -> Decision | None:
+        """The newest decision once it knows ``step_id``; None after ``timeout_s``.
+
+        For emulated engines and tests. An engine that serves requests never waits.
+        """
+        return self._mailbox.wait_for_step(step_id, timeout_s)
+
+    def event(self, kind: pb.EngineEvent.Kind, step_id: int) -> None:
+        """Queue an event, after the reports submitted before it; never waits. ``step_id`` is the newest step or 0."""
+        if kind == pb.EngineEvent.KIND_PAUSED:
+            self._gap = True
+        self._mailbox.events.append((self._mailbox.submitted, kind, step_id))
+        self._mailbox.signal()
+
+    def close(self, timeout_s: float = 0.5) -> None:
+        """Send what is queued, at most for ``timeout_s``, and end the stream. May be called again, and in a fork."""
+        if self._closer is None or not self._closer.alive:
+            return
+        if self._pid == os.getpid():
+            self._stream.finish(timeout_s)
+        self._closer()
+
+    def stats(self) -> ClientStats:
+        """Counts so far; while reports are on their way each figure may be one off."""
+        counters, mailbox = self._stream.counters, self._mailbox
+        queued = len(mailbox.reports)
+        return ClientStats(
+            connected=counters.connected and self._pid == os.getpid(),
+            reconnects=max(0, counters.connections - 1),
+            submitted=mailbox.submitted,
+            queued=queued,
+            dropped=max(0, mailbox.submitted - counters.taken - queued),
+            sent=counters.sent,
+            reports_rejected=counters.reports_rejected,
+            decisions=counters.decisions,
+            decisions_rejected=counters.decisions_rejected,
+            last_error=counters.last_error,
+        )
+
+
+def _stop(stream: Stream, pid: int) -> None:
+    if pid == os.getpid():
+        stream.stop(_STOP_S)
+
+
+def _check_target(target: str) -> None:
+    path = target.removeprefix("unix://")
+    if path != target:
+        if not path.startswith("/"):
+            raise ClientError(
+                f"target {target!r}: a socket's path must be absolute, as in unix:///run/specgov.sock"
+            )
+        if len(os.fsencode(path)) > _UNIX_PATH_MAX_BYTES:
+            raise ClientError(f"target {target!r}: a socket's path has at most {_UNIX_PATH_MAX_BYTES} bytes")
+        return
+    host, _, port = target.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ClientError(f"target {target!r} is neither unix:///path nor HOST:PORT")

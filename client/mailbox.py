@@ -1,0 +1,92 @@
+"""What the engine's thread and the stream's threads share: reports one way, the newest decision the other.
+
+Nothing here waits on the engine's side. Every field has one writer, and single reads and writes of attributes and
+deques are atomic in Python, so there is no lock to contend for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import NamedTuple
+
+from specgov.client.messages import Decision, Report
+
+MAX_EVENTS = 64
+"""Events that wait for a connection; more than these drop the oldest."""
+
+
+class Held(NamedTuple):
+    """The newest decision and until when the engine may apply it."""
+
+    decision: Decision | None
+    last_step_id: int  # the last step that it may apply to; -1 = none
+    ttl_s: float
+    active_s: float  # the mailbox's ``active_s`` when it came
+
+
+NOTHING_HELD = Held(None, -1, 0.0, 0.0)
+
+
+class Mailbox:
+    """Bounded reports and events out, the newest decision in.
+
+    A report is queued with its number, from 1 without gaps, so that the sending side sees from the numbers alone how
+    many were dropped; an event with the number of the last report before it.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_waiting",
+        "_wake",
+        "active_s",
+        "events",
+        "held",
+        "reports",
+        "submitted",
+    )
+
+    def __init__(self, queue_size: int) -> None:
+        self.reports: deque[tuple[int, Report]] = deque(maxlen=queue_size)
+        self.events: deque[tuple[int, int, int]] = deque(maxlen=MAX_EVENTS)
+        self.submitted = 0
+        self.held = NOTHING_HELD
+        self.active_s = 0.0  # time in which steps were being made, up to the last report
+        # A binary semaphore: locked = nothing new. Cheaper to signal than Event or Condition.
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._arrived = threading.Condition()
+        self._waiting = 0
+
+    def signal(self) -> None:
+        """Wake the sender; never waits."""
+        if self._wake.locked():
+            try:
+                self._wake.release()
+            except RuntimeError:  # another thread signalled in between, which serves as well
+                return
+
+    def wait_for_signal(self) -> None:
+        """Sleep until the next ``signal``, or return at once where one came since the last call."""
+        self._wake.acquire()
+
+    def hold(self, held: Held) -> None:
+        """Make ``held`` the newest decision and wake whoever waits in ``wait_for_step``."""
+        self.held = held
+        if self._waiting:
+            with self._arrived:
+                self._arrived.notify_all()
+
+    def wait_for_step(self, step_id: int, timeout_s: float) -> Decision | None:
+        """The newest decision once it knows ``step_id``; None after ``timeout_s``."""
+        with self._arrived:
+            self._waiting += 1
+            try:
+                self._arrived.wait_for(lambda: self._knows(step_id), timeout_s)
+                return self.held.decision if self._knows(step_id) else None
+            finally:
+                self._waiting -= 1
+
+    def _knows(self, step_id: int) -> bool:
+        decision = self.held.decision
+        return decision is not None and decision.known_step_id >= step_id

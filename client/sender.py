@@ -1,0 +1,106 @@
+"""The sending half of a stream: turns what the engine queued into messages, on a thread of gRPC's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specgov.client.mailbox import Mailbox
+from specgov.client.messages import report_to_proto
+from specgov.proto.v1 import specgov_pb2 as pb
+
+log = logging.getLogger("specgov.client")
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the stream's threads have done since the client was made; each field has one writer at a time."""
+
+    connected: bool = False
+    connections: int = 0
+    taken: int = 0  # reports taken from the queue
+    taken_number: int = 0  # the newest of them, by its number in the queue
+    sent: int = 0
+    sent_number: int = 0
+    sent_step_id: int = 0
+    reports_rejected: int = 0
+    decisions: int = 0
+    decisions_rejected: int = 0
+    last_error: str = ""
+
+
+class Sender:
+    """Feeds one call. ``end`` must be called when the call is over, before the next one's sender starts."""
+
+    def __init__(self, info: pb.EngineMessage, mailbox: Mailbox, counters: Counters) -> None:
+        self._info = info
+        self._mailbox = mailbox
+        self._counters = counters
+        self._ended = False
+        self._finishing = False
+        self._started = False
+        self._done = threading.Event()
+
+    def messages(self) -> Iterator[pb.EngineMessage]:
+        """EngineInfo, then reports and events in the order in which they were queued, until ``end`` or ``finish``."""
+        self._started = True
+        try:
+            yield self._info
+            # gRPC asks for the second message once the transport has taken the first: only now is there a connection.
+            self._counters.connected = True
+            self._counters.connections += 1
+            while not self._ended:
+                finishing = (
+                    self._finishing
+                )  # read first: what was queued before ``finish`` is then still sent
+                yield from self._queued()
+                if finishing:
+                    return
+                self._mailbox.wait_for_signal()
+        finally:
+            self._done.set()
+
+    def finish(self) -> None:
+        """End the stream from our side once the queue is empty."""
+        self._finishing = True
+        self._mailbox.signal()
+
+    def end(self, timeout_s: float) -> None:
+        """Stop taking from the queue; returns when that is so, or after ``timeout_s``."""
+        self._ended = True
+        self._mailbox.signal()
+        if self._started:
+            self._done.wait(timeout_s)
+
+    def _queued(self) -> Iterator[pb.EngineMessage]:
+        counters, reports = self._counters, self._mailbox.reports
+        while not self._ended and (reports or self._mailbox.events):
+            try:
+                number, report = reports.popleft()
+            except IndexError:
+                # Every report up to the last one taken is gone, and the events up to there are due.
+                yield from self._events(counters.taken_number)
+                continue
+            counters.taken += 1
+            counters.taken_number = number
+            yield from self._events(number - 1)
+            try:
+                message = report_to_proto(report, number - counters.sent_number - 1)
+            except (AttributeError, TypeError, ValueError) as error:
+                counters.reports_rejected += 1
+                counters.last_error = f"report {report!r:.200} cannot be sent: {error}"
+                log.warning(counters.last_error)
+                continue
+            counters.sent += 1
+            counters.sent_number = number
+            counters.sent_step_id = report.step_id
+            yield pb.EngineMessage(report=message)
+
+    def _events(self, number: int) -> Iterator[pb.EngineMessage]:
+        """The events that came before report ``number`` + 1."""
+        events = self._mailbox.events
+        while events and events[0][0] <= number:
+            _, kind, step_id = events.popleft()
+            yield pb.EngineMessage(event=pb.EngineEvent(kind=kind, step_id=step_id))

@@ -1,0 +1,169 @@
+"""The thread that owns the stream to the sidecar: connects, receives, reconnects."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from specgov.client.mailbox import Held, Mailbox
+from specgov.client.messages import decision_from_proto
+from specgov.client.sender import Counters, Sender
+from specgov.proto.v1 import specgov_pb2 as pb
+from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
+
+log = logging.getLogger("specgov.client")
+
+_CHANNEL_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    # Each attempt makes a channel of its own and paces itself: gRPC's pool and back-off would only hide the state.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 64 * 1024),
+)
+_FLOOD_WINDOW_S = 1.0
+_SENDER_END_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """How the stream reconnects and what it accepts.
+
+    The wait before attempt n is uniform in 0..min(``backoff_max_s``, ``backoff_base_s`` * 2^n); a stream that lived
+    for ``backoff_max_s`` starts again at n = 0. A decision's life is cut to ``max_ttl_steps`` and ``max_ttl_s``. A
+    server that sends more than two decisions a report and ``spare_decisions_per_s`` is cut off.
+    """
+
+    backoff_base_s: float = 0.1
+    backoff_max_s: float = 5.0
+    max_ttl_steps: int = 1_000
+    max_ttl_s: float = 10.0
+    spare_decisions_per_s: int = 1_000
+
+
+class _FloodError(Exception):
+    """The server sends more decisions than an engine can have a use for."""
+
+
+class Stream:
+    """One thread, one bidirectional stream at a time. Knows the mailbox, not the client, which may be collected."""
+
+    def __init__(
+        self,
+        target: str,
+        info: pb.EngineInfo,
+        mailbox: Mailbox,
+        limits: StreamLimits,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._target = target
+        self._info = pb.EngineMessage(info=info)
+        self._tiers = frozenset(info.tiers)
+        self._mailbox = mailbox
+        self._limits = limits
+        self._clock = clock
+        self._rng = rng
+        self._ending = threading.Event()
+        self._lock = threading.Lock()  # a call is either seen by whoever ends the stream or never made
+        self._call: grpc.CallIterator[pb.Decision] | None = None
+        self._sender: Sender | None = None
+        self._thread = threading.Thread(target=self._run, name="specgov-client", daemon=True)
+        self.counters = Counters()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def finish(self, timeout_s: float) -> None:
+        """Send what is queued and end the stream; returns when the server has ended it too, or after ``timeout_s``."""
+        with self._lock:
+            self._ending.set()
+            sender = self._sender
+        if sender is not None and self.counters.connected:
+            sender.finish()
+            self._thread.join(timeout_s)
+
+    def stop(self, timeout_s: float) -> None:
+        """Cancel the stream and wait for the thread, at most ``timeout_s``. What is queued is lost."""
+        with self._lock:
+            self._ending.set()
+            call = self._call
+        if call is not None:
+            call.cancel()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        attempt = 0
+        while not self._ending.is_set():
+            started_s = self._clock()
+            self._connect_once()
+            if self._clock() - started_s >= self._limits.backoff_max_s:
+                attempt = 0
+            ceiling_s = min(self._limits.backoff_max_s, self._limits.backoff_base_s * 2.0 ** min(attempt, 30))
+            attempt += 1
+            self._ending.wait(self._rng.uniform(0.0, ceiling_s))
+
+    def _connect_once(self) -> None:
+        """One stream from first message to last; returns when it has ended, whatever the cause."""
+        try:
+            with grpc.insecure_channel(self._target, _CHANNEL_OPTIONS) as channel:
+                self._exchange(pb_grpc.SpeculationControllerStub(channel))
+            self._note_end("the sidecar ended the stream")
+        except grpc.RpcError as error:
+            self._note_end(str(error.details()) if isinstance(error, grpc.Call) else str(error))
+        except _FloodError as error:
+            self._note_end(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever gRPC raises, the engine goes on and we try again
+            self._note_end(f"{type(error).__name__}: {error}")
+
+    def _note_end(self, error: str) -> None:
+        if self._ending.is_set():
+            return
+        if error != self.counters.last_error:
+            log.warning("no stream to the sidecar at %s (%s); trying again", self._target, error)
+        self.counters.last_error = error
+
+    def _exchange(self, stub: pb_grpc.SpeculationControllerStub) -> None:
+        sender = Sender(self._info, self._mailbox, self.counters)
+        with self._lock:
+            if self._ending.is_set():
+                return
+            call = stub.Control(sender.messages())
+            self._call, self._sender = call, sender
+        try:
+            self._receive(call)
+        finally:
+            call.cancel()
+            sender.end(_SENDER_END_S)
+            self.counters.connected = False
+
+    def _receive(self, call: grpc.CallIterator[pb.Decision]) -> None:
+        counters = self.counters
+        window_ends_s = float("-inf")
+        allowed = sent_before = 0
+        for message in call:
+            received_s = self._clock()
+            if received_s >= window_ends_s:
+                window_ends_s = received_s + _FLOOD_WINDOW_S
+                allowed = counters.decisions + self._limits.spare_decisions_per_s
+                sent_before = counters.sent
+            counters.decisions += 1
+            if counters.decisions > allowed + 2 * (counters.sent - sent_before):
+                raise _FloodError("the sidecar floods the stream with decisions")
+            self._hold(message, received_s)
+
+    def _hold(self, message: pb.Decision, received_s: float) -> None:
+        decision = decision_from_proto(message, self._tiers, received_s)
+        if decision is None or decision.known_step_id > self.counters.sent_step_id:
+            self.counters.decisions_rejected += 1
+            return
+        last_step_id = decision.known_step_id + min(decision.ttl_steps, self._limits.max_ttl_steps)
+        if decision.reason == pb.REASON_SHADOW or not decision.ttl_steps or not decision.ttl_ms:
+            last_step_id = -1
+        ttl_s = min(decision.ttl_ms / 1000.0, self._limits.max_ttl_s)
+        self._mailbox.hold(Held(decision, last_step_id, ttl_s, self._mailbox.active_s))
