@@ -1,10 +1,11 @@
 """When requests arrive: a renewal process in operational time, mapped to seconds by the request rate.
 
 With rate λ(t) and cumulative rate Λ(t) = ∫₀ᵗ λ, the n-th request arrives at Λ⁻¹(S_n), where S_n is a sum of
-independent gaps of mean 1. Exponential gaps give a Poisson process with that rate; gaps of a larger coefficient of
-variation give bursts (time rescaling: Gerhardt and Nelson, "Transforming renewal processes for simulation of
-nonstationary arrival processes", INFORMS Journal on Computing 21, 2009). One representation, a rate that is
-constant on pieces, serves constant, diurnal, scripted and flash-crowd loads alike.
+independent gaps of mean 1. Exponential gaps give a Poisson process with that rate; gaps of a larger
+coefficient of variation give bursts (time rescaling: Gerhardt and Nelson, "Transforming renewal processes
+for simulation of nonstationary arrival processes", INFORMS Journal on Computing 21, 2009). One
+representation, a rate that is constant on pieces, serves constant, diurnal, scripted and flash-crowd loads
+alike.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Gaps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExponentialGaps:
-    """Gaps of a Poisson process: −ln(1 − u)."""
+    """Gaps of a Poisson process: -ln(1 - u)."""
 
     def quantile(self, uniform: Floats, time_s: Floats) -> Floats:  # noqa: ARG002  (stationary)
         """See ``Gaps.quantile``."""
@@ -40,9 +41,10 @@ class ExponentialGaps:
 
 
 class WeibullGaps:
-    """Weibull gaps: (−ln(1 − u))^(1/a) / Γ(1 + 1/a), whose shape a gives the wanted coefficient of variation.
+    """Weibull gaps: (-ln(1 - u))^(1/a) / Γ(1 + 1/a), whose shape a gives the wanted coefficient of variation.
 
-    ``cv`` is one number, or one for each piece of time that begins at ``start_s``, repeated every ``period_s``.
+    ``cv`` is one number, or one for each piece of time that begins at ``start_s``, repeated every
+    ``period_s``.
     """
 
     def __init__(
@@ -112,6 +114,15 @@ class Intensity:
         rate: Floats = self._rate[np.searchsorted(self._start_s, time_s, side="right") - 1]
         return rate
 
+    def expected_requests(self, time_s: Floats) -> Floats:
+        """Λ: the expected number of requests from 0 to each time."""
+        total = self._cumulative[-1]
+        if self._period_s is not None:
+            periods, rest = np.divmod(time_s, self._period_s)
+            return periods * total + np.interp(rest, self._knots_s, self._cumulative)
+        beyond = np.maximum(time_s - self._knots_s[-1], 0.0) * self._rate[-1]
+        return np.interp(time_s, self._knots_s, self._cumulative) + beyond
+
     def time_at(self, operational: Floats) -> Floats:
         """Λ⁻¹: the time in s at which the expected number of requests since 0 reaches ``operational``."""
         total = self._cumulative[-1]
@@ -129,7 +140,7 @@ def constant(rate_rps: float) -> Intensity:
 
 
 def diurnal(mean_rps: float, amplitude: float, period_s: float, peak_s: float = 0.0) -> Intensity:
-    """A day: ``mean_rps * (1 + amplitude * cos(2π (t − peak_s) / period_s))``, in 96 pieces (15 min of 24 h)."""
+    """A day: ``mean_rps * (1 + amplitude * cos(2π (t - peak_s) / period_s))``, in 96 pieces."""
     pieces = 96
     start_s = np.arange(pieces) * period_s / pieces
     middle_s = start_s + period_s / (2 * pieces)
@@ -142,9 +153,9 @@ def servegen(
 ) -> tuple[Intensity, WeibullGaps]:
     """Rate and gaps of ServeGen windows, repeated for ever.
 
-    The table gives a rate-weighted mean of the clients' coefficients of variation, used here for the sum of all
-    clients: an upper bound of its burstiness, since independent clients smooth each other. Gaps are Weibull and
-    the coefficient is clipped to 0.2..8, beyond which a window would be one burst.
+    The table gives a rate-weighted mean of the clients' coefficients of variation, used here for the sum of
+    all clients: an upper bound of its burstiness, since independent clients smooth each other. Gaps are
+    Weibull and the coefficient is clipped to 0.2..8, beyond which a window would be one burst.
     """
     start_s = windows.start_s * time_scale
     period_s = windows.end_s * time_scale
@@ -155,7 +166,7 @@ def servegen(
 def weibull_shape(cv: float) -> float:
     """The shape a of a Weibull distribution whose coefficient of variation is ``cv``: bisection on ln a.
 
-    cv² = Γ(1 + 2/a) / Γ(1 + 1/a)² − 1, which falls with a.
+    cv² = Γ(1 + 2/a) / Γ(1 + 1/a)² - 1, which falls with a.
     """
     low, high = math.log(0.05), math.log(100.0)
     for _ in range(60):

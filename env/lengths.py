@@ -1,7 +1,7 @@
 """Prompt and output lengths, and the mix of request classes over time.
 
-Everything here is a pure function of uniforms that the caller draws, so that a request's attributes depend only
-on its key and not on the order in which requests are made.
+Everything here is a pure function of uniforms that the caller draws, so that a request's attributes depend
+only on its key and not on the order in which requests are made.
 """
 
 from __future__ import annotations

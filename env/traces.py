@@ -4,15 +4,15 @@ Formats, told apart by the file's content:
 
 - Azure LLM inference (github.com/Azure/AzurePublicDataset): CSV ``TIMESTAMP,ContextTokens,GeneratedTokens``,
   absolute times.
-- Mooncake (github.com/kvcache-ai/Mooncake, FAST25-release): JSON lines with ``timestamp`` in ms, ``input_length`` and
-  ``output_length``.
-- BurstGPT (github.com/HPMLL/BurstGPT): CSV ``Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type``,
-  newer files with ``Session ID`` and ``Elapsed time`` too; times in seconds. Rows of 0 response tokens are
-  failed requests and are left out.
+- Mooncake (github.com/kvcache-ai/Mooncake, FAST25-release): JSON lines with ``timestamp`` in ms,
+  ``input_length`` and ``output_length``.
+- BurstGPT (github.com/HPMLL/BurstGPT): CSV ``Timestamp,Model,Request tokens,Response tokens,Total
+  tokens,Log Type``, newer files with ``Session ID`` and ``Elapsed time`` too; times in seconds. Rows of 0
+  response tokens are failed requests and are left out.
 - plain: CSV ``t_s,in_tok,out_tok``.
 
-A ServeGen table (``category,t_s,total_rate_rps,mean_client_cv``) holds no requests but the rate and burstiness of
-time windows: ``read_servegen_windows``. Lines that start with ``#`` are comments.
+A ServeGen table (``category,t_s,total_rate_rps,mean_client_cv``) holds no requests but the rate and
+burstiness of time windows: ``read_servegen_windows``. Lines that start with ``#`` are comments.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Trace:
         return float(self.arrival_s[-1]) * n / (n - 1) if n > 1 else 1.0
 
     def scaled(self, time: float = 1.0, prompt: float = 1.0, output: float = 1.0) -> Trace:
-        """The trace with arrival times multiplied by ``time`` (0.5: twice the rate) and lengths by the others."""
+        """The trace with arrival times and lengths multiplied; ``time`` 0.5 means twice the rate."""
         return Trace(
             self.arrival_s * time,
             np.maximum(1, np.rint(self.prompt_tokens * prompt)).astype(np.int64),
@@ -64,7 +64,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class RateWindows:
-    """Request rate and burstiness by time window; ``start_s`` ascends from 0, ``end_s`` ends the last window."""
+    """Request rate and burstiness by window; ``start_s`` ascends from 0, ``end_s`` ends the last."""
 
     start_s: NDArray[np.float64]
     end_s: float
@@ -118,7 +118,8 @@ def read_servegen_windows(path: str | Path, category: str) -> RateWindows:
     """Read one category's windows of a ServeGen table, in the order of time.
 
     Raises:
-        TraceError: as for ``read_trace``, or the category is not in the file (the message lists those that are).
+        TraceError: as for ``read_trace``, or the category is not in the file (the message lists those that
+        are).
 
     """
     path = Path(path)
