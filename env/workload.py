@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -242,9 +243,7 @@ class Replay(_Counted):
 def _staircase(start_s: Floats, targets: Ints) -> tuple[Floats, Ints]:
     """The rounded straight lines through the points, as pieces of constant whole numbers."""
     times, values = [start_s[:1]], [targets[:1]]
-    for (begin, end), (low, high) in zip(
-        zip(start_s[:-1], start_s[1:], strict=True), zip(targets[:-1], targets[1:], strict=True), strict=True
-    ):
+    for (begin, end), (low, high) in zip(pairwise(start_s), pairwise(targets), strict=True):
         change = abs(int(high) - int(low))
         times.append(begin + (end - begin) * (np.arange(change) + 0.5) / max(change, 1))
         values.append(low + np.sign(high - low) * np.arange(1, change + 1))
