@@ -39,16 +39,17 @@ class ClientStats:
 class StreamClient:
     """An engine's end of the control stream.
 
-    ``submit``, ``current``, ``newest`` and ``event`` belong to one thread of the engine's and never wait, whatever
-    state the sidecar is in; a daemon thread owns the stream, and connects, sends, receives and reconnects.
+    ``submit``, ``current``, ``newest`` and ``event`` belong to one thread of the engine's and never wait,
+    whatever state the sidecar is in; a daemon thread owns the stream: it connects, sends, receives,
+    reconnects.
 
-    A client belongs to the process that started it. Make and start it after any fork: in a forked child it takes
-    reports and finds no new decision, but cannot be started.
+    A client belongs to the process that started it. Make and start it after any fork: a forked child's copy
+    takes reports and finds no new decision, but cannot be started.
 
     Args:
         target: ``unix:///path`` or ``HOST:PORT``.
-        info: who the engine is and what it can do; sent first on every connection. A decision with a tier outside
-            ``info.tiers`` is rejected.
+        info: who the engine is and what it can do; sent first on every connection. A decision with a tier
+            outside ``info.tiers`` is rejected.
         queue_size: reports kept for sending; when full, the oldest make way and are counted.
         clock: seconds, monotonic; called on both threads.
         rng: source of the reconnect jitter.
@@ -78,9 +79,8 @@ class StreamClient:
             raise ClientError(f"queue_size is {queue_size}: it must be at least 1")
         self._mailbox = Mailbox(queue_size)
         self._clock = clock
-        self._stream = Stream(
-            target, info, self._mailbox, limits or StreamLimits(), clock, rng or random.Random()
-        )
+        jitter = rng or random.Random()  # noqa: S311 - spreads reconnects, guards nothing
+        self._stream = Stream(target, info, self._mailbox, limits or StreamLimits(), clock, jitter)
         self._pid: int | None = None
         self._closer: weakref.finalize[..., StreamClient] | None = None
         self._gap = True  # the time since the last report is not time in which steps were made
@@ -120,9 +120,9 @@ class StreamClient:
         """The newest decision if it may be applied to step ``step_id``, else None: use the engine's own rule.
 
         None where none has come, where it is for the record only (shadow), where ``step_id`` is more than its
-        ``ttl_steps`` after the step that it knew, or where it is older than its ``ttl_ms``. That age counts the time
-        between reports since it came, without reports marked ``after_idle`` and pauses; so it does not age while
-        the engine has nothing to do.
+        ``ttl_steps`` after the step that it knew, or where it is older than its ``ttl_ms``. That age counts
+        the time from report to report since it came, except up to a report marked ``after_idle`` or the first
+        after a pause; so it does not age while the engine has nothing to do.
         """
         decision, last_step_id, ttl_s, active_s = self._mailbox.held
         if step_id > last_step_id or decision is None:
@@ -142,15 +142,18 @@ class StreamClient:
         """
         return self._mailbox.wait_for_step(step_id, timeout_s)
 
-    def event(self, kind: pb.EngineEvent.Kind, step_id: int) -> None:
-        """Queue an event, after the reports submitted before it; never waits. ``step_id`` is the newest step or 0."""
+    def event(self, kind: pb.EngineEvent.Kind.ValueType, step_id: int) -> None:
+        """Queue an event behind the reports submitted so far; ``step_id``: the newest step, or 0."""
         if kind == pb.EngineEvent.KIND_PAUSED:
             self._gap = True
         self._mailbox.events.append((self._mailbox.submitted, kind, step_id))
         self._mailbox.signal()
 
     def close(self, timeout_s: float = 0.5) -> None:
-        """Send what is queued, at most for ``timeout_s``, and end the stream. May be called again, and in a fork."""
+        """Send what is queued and end the stream; what takes longer than ``timeout_s`` is cut off.
+
+        May be called again. Nothing else may be called afterwards, except ``newest`` and ``stats``.
+        """
         if self._closer is None or not self._closer.alive:
             return
         if self._pid == os.getpid():

@@ -1,7 +1,7 @@
 """What the engine's thread and the stream's threads share: reports one way, the newest decision the other.
 
-Nothing here waits on the engine's side. Every field has one writer, and single reads and writes of attributes and
-deques are atomic in Python, so there is no lock to contend for.
+Nothing here waits on the engine's side. Every field has one writer, and single reads and writes of attributes
+and deques are atomic in Python, so there is no lock to contend for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from typing import NamedTuple
 
 from specgov.client.messages import Decision, Report
+from specgov.proto.v1 import specgov_pb2 as pb
 
 MAX_EVENTS = 64
 """Events that wait for a connection; more than these drop the oldest."""
@@ -31,8 +32,8 @@ NOTHING_HELD = Held(None, -1, 0.0, 0.0)
 class Mailbox:
     """Bounded reports and events out, the newest decision in.
 
-    A report is queued with its number, from 1 without gaps, so that the sending side sees from the numbers alone how
-    many were dropped; an event with the number of the last report before it.
+    A report is queued with its number, from 1 without gaps, so that the sending side sees from the numbers
+    alone how many were dropped; an event is queued with the number of the last report before it.
     """
 
     __slots__ = (
@@ -48,7 +49,7 @@ class Mailbox:
 
     def __init__(self, queue_size: int) -> None:
         self.reports: deque[tuple[int, Report]] = deque(maxlen=queue_size)
-        self.events: deque[tuple[int, int, int]] = deque(maxlen=MAX_EVENTS)
+        self.events: deque[tuple[int, pb.EngineEvent.Kind.ValueType, int]] = deque(maxlen=MAX_EVENTS)
         self.submitted = 0
         self.held = NOTHING_HELD
         self.active_s = 0.0  # time in which steps were being made, up to the last report

@@ -1,4 +1,4 @@
-"""What the engine says and hears, free of protobuf so that its own thread never builds or parses a message."""
+"""What the engine says and hears, free of protobuf, so that its thread neither builds nor parses messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specgov.proto.v1 import specgov_pb2 as pb
 
 MAX_NEIGHBOURS = 256
-"""A decision with more neighbouring ranges than this is rejected: the engine's thread searches them one by one."""
+"""A decision with more neighbouring ranges is rejected: the engine's thread searches them one by one."""
 
 _SLOT_DTYPE = np.dtype("<u2")
 
@@ -18,9 +18,10 @@ _SLOT_DTYPE = np.dtype("<u2")
 class Report(NamedTuple):
     """The result of one decode step; the fields and their units are ``StepReport``'s in the protocol file.
 
-    ``accepted`` has one byte for each request that was still live when the result was processed; ``slots`` (two
-    little-endian bytes each) and ``generations`` (one byte each) are as long or empty. Each is bytes, or a numpy array
-    that the caller leaves alone afterwards, since another thread reads it later. None means not known.
+    ``accepted`` has one byte for each request that was still live when the result was processed; ``slots``
+    (two little-endian bytes each) and ``generations`` (one byte each) have as many entries or none. Each is
+    bytes, or a numpy array that the caller leaves alone afterwards, since another thread reads it later. None
+    means not known.
     """
 
     step_id: int
@@ -56,9 +57,9 @@ class TierRange(NamedTuple):
 class Decision(NamedTuple):
     """A tier to use, with the batch sizes that it is meant for; see ``Decision`` in the protocol file.
 
-    ``ttl_steps`` counts from ``known_step_id``, ``ttl_ms`` from ``received_s`` (the client's clock, in seconds) and
-    only while steps are being made. ``reason`` is the protocol's ``Reason`` as a number. ``propensity`` is None where
-    it is not known.
+    ``ttl_steps`` counts from ``known_step_id``, ``ttl_ms`` from ``received_s`` (the client's clock, in
+    seconds) and only while steps are being made. ``reason`` is the protocol's ``Reason`` as a number.
+    ``propensity`` is None where it is not known.
     """
 
     decision_id: int

@@ -44,11 +44,12 @@ class Sender:
         self._done = threading.Event()
 
     def messages(self) -> Iterator[pb.EngineMessage]:
-        """EngineInfo, then reports and events in the order in which they were queued, until ``end`` or ``finish``."""
+        """EngineInfo, then reports and events in the order of queueing, until ``end`` or ``finish``."""
         self._started = True
         try:
             yield self._info
-            # gRPC asks for the second message once the transport has taken the first: only now is there a connection.
+            # gRPC asks for a second message once the transport has taken the first: only now is there a
+            # connection.
             self._counters.connected = True
             self._counters.connections += 1
             while not self._ended:

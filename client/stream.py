@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -21,7 +21,8 @@ log = logging.getLogger("specgov.client")
 _CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config_disable_resolution", 1),
-    # Each attempt makes a channel of its own and paces itself: gRPC's pool and back-off would only hide the state.
+    # Each attempt makes a channel of its own, and we pace them: a shared connection brings gRPC's own
+    # back-off.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", 64 * 1024),
 )
@@ -33,9 +34,10 @@ _SENDER_END_S = 1.0
 class StreamLimits:
     """How the stream reconnects and what it accepts.
 
-    The wait before attempt n is uniform in 0..min(``backoff_max_s``, ``backoff_base_s`` * 2^n); a stream that lived
-    for ``backoff_max_s`` starts again at n = 0. A decision's life is cut to ``max_ttl_steps`` and ``max_ttl_s``. A
-    server that sends more than two decisions a report and ``spare_decisions_per_s`` is cut off.
+    The wait before attempt n is uniform in 0..min(``backoff_max_s``, ``backoff_base_s`` * 2^n); after a
+    stream that lived for ``backoff_max_s``, n starts again at 0. A decision's life is cut to
+    ``max_ttl_steps`` and ``max_ttl_s``. A server that sends more than two decisions a report and
+    ``spare_decisions_per_s`` besides is cut off.
     """
 
     backoff_base_s: float = 0.1
@@ -45,12 +47,12 @@ class StreamLimits:
     spare_decisions_per_s: int = 1_000
 
 
-class _FloodError(Exception):
-    """The server sends more decisions than an engine can have a use for."""
+class _StreamEndError(Exception):
+    """Why a stream ended, for people."""
 
 
 class Stream:
-    """One thread, one bidirectional stream at a time. Knows the mailbox, not the client, which may be collected."""
+    """One thread, one stream at a time. Knows the mailbox, not the client, so that one may be collected."""
 
     def __init__(
         self,
@@ -69,8 +71,10 @@ class Stream:
         self._clock = clock
         self._rng = rng
         self._ending = threading.Event()
-        self._lock = threading.Lock()  # a call is either seen by whoever ends the stream or never made
-        self._call: grpc.CallIterator[pb.Decision] | None = None
+        # With it a call is either seen by whoever ends the stream or never made. Re-entrant, since a client
+        # that is collected ends its stream on whichever thread the collector ran.
+        self._lock = threading.RLock()
+        self._call: grpc.Call | None = None
         self._sender: Sender | None = None
         self._thread = threading.Thread(target=self._run, name="specgov-client", daemon=True)
         self.counters = Counters()
@@ -80,13 +84,13 @@ class Stream:
         self._thread.start()
 
     def finish(self, timeout_s: float) -> None:
-        """Send what is queued and end the stream; returns when the server has ended it too, or after ``timeout_s``."""
+        """Send what is queued and end the stream; returns when the server has too, or after ``timeout_s``."""
         with self._lock:
             self._ending.set()
             sender = self._sender
         if sender is not None and self.counters.connected:
             sender.finish()
-            self._thread.join(timeout_s)
+            self._join(timeout_s)
 
     def stop(self, timeout_s: float) -> None:
         """Cancel the stream and wait for the thread, at most ``timeout_s``. What is queued is lost."""
@@ -95,7 +99,11 @@ class Stream:
             call = self._call
         if call is not None:
             call.cancel()
-        self._thread.join(timeout_s)
+        self._join(timeout_s)
+
+    def _join(self, timeout_s: float) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         attempt = 0
@@ -114,9 +122,7 @@ class Stream:
             with grpc.insecure_channel(self._target, _CHANNEL_OPTIONS) as channel:
                 self._exchange(pb_grpc.SpeculationControllerStub(channel))
             self._note_end("the sidecar ended the stream")
-        except grpc.RpcError as error:
-            self._note_end(str(error.details()) if isinstance(error, grpc.Call) else str(error))
-        except _FloodError as error:
+        except _StreamEndError as error:
             self._note_end(str(error))
         except Exception as error:  # noqa: BLE001 - whatever gRPC raises, the engine goes on and we try again
             self._note_end(f"{type(error).__name__}: {error}")
@@ -137,16 +143,18 @@ class Stream:
             self._call, self._sender = call, sender
         try:
             self._receive(call)
+        except grpc.RpcError as error:
+            raise _StreamEndError(f"{call.code().name}: {call.details()}") from error
         finally:
             call.cancel()
             sender.end(_SENDER_END_S)
             self.counters.connected = False
 
-    def _receive(self, call: grpc.CallIterator[pb.Decision]) -> None:
+    def _receive(self, messages: Iterable[pb.Decision]) -> None:
         counters = self.counters
         window_ends_s = float("-inf")
         allowed = sent_before = 0
-        for message in call:
+        for message in messages:
             received_s = self._clock()
             if received_s >= window_ends_s:
                 window_ends_s = received_s + _FLOOD_WINDOW_S
@@ -154,7 +162,7 @@ class Stream:
                 sent_before = counters.sent
             counters.decisions += 1
             if counters.decisions > allowed + 2 * (counters.sent - sent_before):
-                raise _FloodError("the sidecar floods the stream with decisions")
+                raise _StreamEndError("the sidecar floods the stream with decisions")
             self._hold(message, received_s)
 
     def _hold(self, message: pb.Decision, received_s: float) -> None:
