@@ -1,8 +1,8 @@
 """SGLang 0.5.23's adaptive rule: a moving average of accepted drafts picks a tier in each batch-size slot.
 
 Formula: a batch, padded to its CUDA-graph size, belongs to the slot with the largest batch size at or below
-it. With m the mean accepted drafts of a step's requests, a slot that speculates sets e = (1 - ema_alpha) e
-+ ema_alpha m, and begins with e = k - 1. Every ``update_interval`` results after the first
+it. A slot at tier k begins with e = k - 1. With m the mean accepted drafts of a step's requests, it sets
+e = (1 - ema_alpha) e + ema_alpha m where k > 0. Every ``update_interval`` results after the first
 ``warmup_batches`` it reviews its tier k_i among its own, k_0 < k_1 < ...:
 
 - down while e <= k_{i-1} - 0.5 + down_hysteresis, where k_{i-1} = 0 counts as 1;

@@ -26,6 +26,7 @@ _RULES = {
     "threshold": "specgov.policies.threshold:Threshold",
     "schedule": "specgov.policies.schedule:Schedule",
     "ema": "specgov.policies.ema:Ema",
+    "greedy": "specgov.policies.greedy:Greedy",
 }
 
 _EXPECTED = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
@@ -133,7 +134,7 @@ def _named(names: list[str], arguments: tuple[str, ...]) -> dict[str, str]:
     allowed = f"its options are {', '.join(names)}" if names else "it has no options"
     named: dict[str, str] = {}
     for position, argument in enumerate(arguments):
-        name, equals, text = argument.partition("=")
+        name, equals, text = (part.strip() for part in argument.partition("="))
         if not equals:
             if position >= len(names):
                 raise PolicyError(f"there are too many values, from {argument!r} on: {allowed}")
@@ -146,7 +147,7 @@ def _named(names: list[str], arguments: tuple[str, ...]) -> dict[str, str]:
             raise PolicyError(f"there is no option {name!r}: {allowed}")
         if name in named:
             raise PolicyError(f"the option {name!r} is given twice")
-        named[name] = text.strip()
+        named[name] = text
     return named
 
 
