@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import tyro
 
-from specgov.controller.cli import output, remote
+from specgov.controller.cli import options, output, remote
 from specgov.controller.cli.errors import UsageError
 from specgov.proto.v1 import specgov_pb2, specgov_pb2_grpc
 
@@ -16,12 +15,12 @@ def decide(
     *,
     batch_size: int,
     context: Annotated[str, tyro.conf.arg(metavar="TOKENS[,TOKENS...]")] = "512",
-    accept_length: Annotated[float | None, output.option("TOKENS")] = None,
-    at_num_steps: Annotated[int | None, output.option("K")] = None,
-    acceptance: Annotated[str | None, output.option("P[,P...]")] = None,
-    tiers: Annotated[str | None, output.option("K[,K...]")] = None,
-    profile: Annotated[str, output.option("NAME")] = "",
-    policy: Annotated[str, output.option("POLICY")] = "",
+    accept_length: Annotated[float | None, options.option("TOKENS")] = None,
+    at_num_steps: Annotated[int | None, options.option("K")] = None,
+    acceptance: Annotated[str | None, options.option("P[,P...]")] = None,
+    tiers: Annotated[str | None, options.option("K[,K...]")] = None,
+    profile: Annotated[str, options.option("NAME")] = "",
+    policy: Annotated[str, options.option("POLICY")] = "",
     target: remote.Target = None,
     json: bool = False,
 ) -> None:
@@ -46,9 +45,9 @@ def decide(
 
     """
     request = specgov_pb2.DecideRequest(
-        batch_size=remote.non_negative("--batch-size", batch_size),
-        seq_len_tokens=numbers("--context", context, int),
-        tiers=numbers("--tiers", tiers, int) if tiers is not None else [],
+        batch_size=options.non_negative("--batch-size", batch_size),
+        seq_len_tokens=options.numbers("--context", context, int),
+        tiers=options.numbers("--tiers", tiers, int) if tiers is not None else [],
         profile=profile,
         policy=policy,
     )
@@ -76,24 +75,10 @@ def _set_acceptance(
     if (accept_length is None) == (acceptance is None):
         raise UsageError("decide: give either --acceptance or --accept-length with --at-num-steps")
     if acceptance is not None:
-        request.by_position.probability.extend(numbers("--acceptance", acceptance, float))
+        request.by_position.probability.extend(options.numbers("--acceptance", acceptance, float))
     elif accept_length is not None and at_num_steps is not None:
         request.accept_length_at.accept_length = accept_length
-        request.accept_length_at.num_steps = remote.non_negative("--at-num-steps", at_num_steps)
-
-
-def numbers(option: str, text: str, kind: Callable[[str], remote.Number]) -> list[remote.Number]:
-    """The comma-separated numbers of ``text``, none below 0.
-
-    Raises:
-        UsageError: something else stands there.
-
-    """
-    try:
-        return [remote.non_negative(option, kind(part)) for part in text.split(",")]
-    except ValueError:
-        expected = "whole numbers" if kind is int else "numbers"
-        raise UsageError(f"{option} takes {expected} separated by commas, not {text!r}") from None
+        request.accept_length_at.num_steps = options.non_negative("--at-num-steps", at_num_steps)
 
 
 def _as_json(decision: specgov_pb2.Decision) -> dict[str, Any]:

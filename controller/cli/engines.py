@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from specgov.controller.cli import output, remote
+from specgov.controller.cli import options, output, remote
 from specgov.proto.v1 import specgov_pb2, specgov_pb2_grpc
 
 EngineId = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENGINE_ID")]
@@ -124,7 +124,7 @@ def policy(engine_id: EngineId, policy: PolicyText, /, *, target: remote.Target 
 
 
 def watch(
-    engine_id: Annotated[str, tyro.conf.Positional, output.option("[ENGINE_ID]")] = "",
+    engine_id: Annotated[str, tyro.conf.Positional, options.option("[ENGINE_ID]")] = "",
     /,
     *,
     every_steps: int = 50,
@@ -147,7 +147,7 @@ def watch(
     with remote.sidecar(remote.target_or_default(target)) as channel:
         stub = specgov_pb2_grpc.ControllerAdminStub(channel)
         request = specgov_pb2.WatchRequest(
-            engine_id=engine_id, every_steps=remote.non_negative("--every-steps", every_steps)
+            engine_id=engine_id, every_steps=options.non_negative("--every-steps", every_steps)
         )
         summaries = stub.Watch(request)
         for shown, summary in enumerate(summaries, start=1):

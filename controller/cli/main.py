@@ -73,8 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader went away (`specgov ... | head`): nothing is wrong, and nothing more can be written.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
@@ -86,6 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"specgov: {error}", file=sys.stderr)  # noqa: T201
         return CliError.exit_code
+
+
+def _silence_stdout() -> None:
+    """After the reader went away (``specgov ... | head``): so that Python's last flush does not fail too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -7,18 +7,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 WIDTH_WITHOUT_TERMINAL = 120
-
-
-def option(metavar: str) -> Any:
-    """How an option whose default is nothing shows in ``--help``."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
 def console(stderr: bool = False) -> Console:

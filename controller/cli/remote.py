@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import grpc
 import tyro
@@ -16,8 +16,6 @@ from specgov.controller.listen import ListenError, default_folder, parse_address
 
 TIMEOUT_S = 5.0
 """How long a question may take before the sidecar counts as unreachable."""
-
-Number = TypeVar("Number", int, float)
 
 Target = Annotated[str | None, tyro.conf.arg(metavar="unix:///PATH|HOST:PORT", help_behavior_hint="")]
 """Where a sidecar listens; None is its own default socket."""
@@ -102,15 +100,3 @@ def _plain_value(field: FieldDescriptor, value: Any) -> Any:
 def enum_word(name: str) -> str:
     """``MODE_ACTIVE`` -> ``active``."""
     return name.partition("_")[2].lower()
-
-
-def non_negative(option: str, value: Number) -> Number:
-    """``value`` if it is not below 0.
-
-    Raises:
-        UsageError: it is.
-
-    """
-    if value < 0:
-        raise UsageError(f"{option} must not be negative, not {value}")
-    return value

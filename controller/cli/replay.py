@@ -1,0 +1,192 @@
+"""``specgov replay``: the policies on a recording's step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import tyro
+
+from specgov.controller.cli import options, output
+from specgov.controller.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from specgov.controller.cli.counterfactual import Floats, Outcome, Stage
+
+
+def replay(
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
+    /,
+    *,
+    policies: Annotated[tuple[str, ...], options.option("POLICY [POLICY ...]")] = (),
+    acceptance: Annotated[str, tyro.conf.arg(metavar="CLASS|P[,P...]")] = "chat",
+    steps: int = 2200,
+    lag: int = 2,
+    seed: int = 0,
+    json: bool = False,
+) -> None:
+    """Compare the policies on the step costs of a recording.
+
+    For example: specgov replay steps.csv --acceptance code --policies static:0 threshold:64:3 ema
+
+    This is counterfactual: a recording says what steps cost, not what would have been accepted. Acceptance is
+    that of a named class, or stated by position, the same for every request. Each policy decides in this
+    process, on the recording's batch sizes and contexts, and sees the same draws.
+
+    Args:
+        files: Recordings of decode steps, in the format that specgov calibrate reads.
+        policies: Decision rules; default: every rule with its defaults, and static at each tier.
+        acceptance: A class of requests (chat, code, ...), or P(draft accepted | the drafts before it were)
+            by position.
+        steps: Steps to play; the recording's pattern of batch sizes is stretched to that many.
+        lag: Steps between the newest result that a decision knows and the step that it applies to.
+        seed: Of all that chance decides.
+        json: Print JSON.
+
+    """
+    if not files:
+        raise UsageError("replay: name at least one recording")
+    if steps < 1 or lag < 1 or seed < 0:
+        raise UsageError("replay: --steps and --lag must be 1 or more, --seed 0 or more")
+    results = []
+    for file in files:
+        stage = _stage(file, acceptance, steps, lag, seed)
+        results.append((file, stage, _play_all(stage, policies)))
+    if json:
+        output.print_json([_as_json(*result, acceptance) for result in results])
+        return
+    for result in results:
+        _print(*result, acceptance)
+
+
+def _stage(file: Path, acceptance: str, steps: int, lag: int, seed: int) -> Stage:
+    from specgov.controller.cli.counterfactual import Visits, make_stage
+    from specgov.env.calibration import calibrate
+    from specgov.env.recording import read_recording
+    from specgov.policies.types import EngineSpec
+
+    recording = read_recording(file)
+    profile = calibrate([recording])
+    visits = Visits(recording.batch_size, recording.sum_seq_len_tokens, recording.run).scaled(steps)
+    engine = EngineSpec(
+        tiers=profile.tiers,
+        graph_batch_sizes=profile.graph_batch_sizes,
+        max_running_requests=int(visits.batch_sizes.max()),
+        decision_lag_steps=lag,
+    )
+    probabilities = acceptance_by_position(acceptance, profile.tiers[-1])
+    return make_stage(visits, engine, profile.step_time, probabilities, profile.noise.sigma, seed)
+
+
+def acceptance_by_position(text: str, positions: int) -> Floats:
+    """P(draft i accepted | those before it were), shape (positions,), of a named class or as stated.
+
+    Beyond the last stated position its value is held.
+
+    Raises:
+        UsageError: neither a class nor probabilities.
+
+    """
+    from specgov.env.acceptance_classes import CLASSES
+
+    if text in CLASSES:
+        survival = np.exp(-CLASSES[text].hazard(positions))
+        before = np.concatenate([[1.0], survival[:-1]])
+        return np.divide(survival, before, out=np.zeros(positions), where=before > 0)
+    if text[:1].isalpha():
+        raise UsageError(f"--acceptance: there is no class {text!r}; there are {', '.join(CLASSES)}")
+    stated = options.numbers("--acceptance", text, float)
+    if any(not 0 <= probability <= 1 for probability in stated):
+        raise UsageError(f"--acceptance takes probabilities from 0 to 1, not {text!r}")
+    return np.asarray((stated + stated[-1:] * positions)[:positions])
+
+
+def _play_all(stage: Stage, policies: Sequence[str]) -> list[Outcome]:
+    from specgov.controller.cli.counterfactual import play, play_oracle
+    from specgov.policies.registry import policy_names
+    from specgov.policies.types import PolicyError
+
+    chosen = policies or [
+        *(f"static:{tier}" for tier in stage.tiers),
+        *(name for name in policy_names() if name != "static"),
+    ]
+    outcomes = []
+    with output.progress() as progress:
+        task = progress.add_task("", total=len(chosen) * len(stage.depths))
+        for policy in chosen:
+            progress.update(task, description=policy)
+            try:
+                outcomes.append(play(stage, policy, lambda steps: progress.advance(task, steps)))
+            except PolicyError as error:
+                raise UsageError(f"replay: {error}") from error
+    return [*outcomes, play_oracle(stage)]
+
+
+def _as_json(file: Path, stage: Stage, outcomes: Sequence[Outcome], acceptance: str) -> dict[str, Any]:
+    from specgov.controller.cli.counterfactual import run_batch_sizes
+
+    return {
+        "recording": str(file),
+        "counterfactual": True,
+        "acceptance": acceptance,
+        "steps": len(stage.depths),
+        "decision_lag_steps": stage.engine.decision_lag_steps,
+        "seed": stage.seed,
+        "tiers": list(stage.tiers),
+        "batch_sizes": run_batch_sizes(stage),
+        "policies": [
+            {
+                "policy": outcome.policy,
+                "switches": outcome.switches,
+                "tier_shares": outcome.tier_shares(len(stage.tiers)).tolist(),
+                "output_tokens_per_s": outcome.output_tokens_per_s,
+                "output_tokens_per_s_by_batch_size": outcome.run_tokens_per_s.tolist(),
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+def _print(file: Path, stage: Stage, outcomes: Sequence[Outcome], acceptance: str) -> None:
+    console = output.console()
+    console.print(
+        f"{file.name}: its step costs with acceptance {acceptance}. Counterfactual: what would have been "
+        f"accepted is not recorded. Decision lag {stage.engine.decision_lag_steps} steps, seed {stage.seed}.",
+        soft_wrap=True,
+    )
+    console.print(_summary_table(stage, outcomes))
+    console.print(_batch_table(stage, outcomes))
+
+
+def _summary_table(stage: Stage, outcomes: Sequence[Outcome]) -> Table:
+    best = outcomes[-1].output_tokens_per_s
+    rows = [
+        (
+            outcome.policy,
+            len(outcome.tier_index),
+            outcome.switches,
+            *(f"{100 * share:.0f} %" for share in outcome.tier_shares(len(stage.tiers))),
+            f"{outcome.output_tokens_per_s:.0f}",
+            f"{100 * outcome.output_tokens_per_s / best:.1f} %",
+        )
+        for outcome in outcomes
+    ]
+    shares = [f"k={tier}" for tier in stage.tiers]
+    return output.table("", ("policy", "decisions", "switches", *shares, "tokens/s", "of oracle"), rows)
+
+
+def _batch_table(stage: Stage, outcomes: Sequence[Outcome]) -> Table:
+    from specgov.controller.cli.counterfactual import run_batch_sizes
+
+    oracle = outcomes[-1].run_tokens_per_s
+    rows: list[tuple[object, ...]] = [
+        (outcome.policy, *(f"{100 * rate:.0f}" for rate in outcome.run_tokens_per_s / oracle))
+        for outcome in outcomes[:-1]
+    ]
+    rows.append(("oracle, tokens/s", *(f"{rate:.0f}" for rate in oracle)))
+    columns = ("batch size", *map(str, run_batch_sizes(stage)))
+    return output.table("Expected output rate by batch size, % of the oracle's", columns, rows)
