@@ -1,0 +1,81 @@
+"""A sidecar of one's own, for as long as a command runs."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from specgov.controller.cli.errors import CliError
+
+START_S = 20.0
+"""How long a sidecar may take until it serves."""
+STOP_S = 5.0
+_POLL_S = 0.05
+
+
+@contextlib.contextmanager
+def sidecar_process(folder: Path, options: Sequence[str] = ()) -> Iterator[str]:
+    """Start ``specgov serve`` on a socket in ``folder``, and stop it at the end.
+
+    It is out of reach of the terminal's Ctrl-C, so that it can be stopped after its engine. What it says goes to
+    ``sidecar.log`` in the folder.
+
+    Args:
+        folder: a private one, short enough for a socket's path.
+        options: further options of ``specgov serve``.
+
+    Yields:
+        The target.
+
+    Raises:
+        CliError: it ends at once or does not serve in time; with its last words.
+
+    """
+    target, log = f"unix://{folder}/specgov.sock", folder / "sidecar.log"
+    command = [sys.executable, "-m", "specgov.controller.cli.main", "serve", "--listen", target, *options]
+    with log.open("w") as said:
+        process = subprocess.Popen(  # noqa: S603 our own program
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            _wait_until_serving(process, target, log)
+            yield target
+        finally:
+            _stop(process)
+
+
+def _wait_until_serving(process: subprocess.Popen[bytes], target: str, log: Path) -> None:
+    deadline_s = time.monotonic() + START_S
+    with grpc.insecure_channel(target) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        while time.monotonic() < deadline_s:
+            if process.poll() is not None:
+                raise CliError(f"the sidecar ended at once: {_last_line(log)}")
+            with contextlib.suppress(grpc.RpcError):
+                request = health_pb2.HealthCheckRequest()
+                answer = health.Check(request, timeout=1.0, wait_for_ready=True)
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            time.sleep(_POLL_S)
+    raise CliError(f"the sidecar does not serve within {START_S:g} s: {_last_line(log)}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
