@@ -35,6 +35,7 @@ class Stream(enum.IntEnum):
     STALL = 4
     REGIME = 5
     PHASE = 6  # offsets of scripts and scenarios between environments
+    EPISODE = 7
 
 
 def mix64(values: Keys) -> Keys:

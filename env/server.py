@@ -1,7 +1,30 @@
-"""The simulated server."""
+"""The simulated server: N engines with continuous batching, advanced one decode step at a time.
 
+One implementation serves the emulated engine, the single environment (N = 1) and the vectorised one: the physics of
+an environment depends on its seed alone, not on N.
+
+A step decodes the batch that was formed before it, with the num_steps given, and then forms the next: requests that
+arrived are taken in, idle time is skipped, requests are retracted if the KV cache would overflow, and up to a chunk of
+prompts is prefilled (`server_batching`). `Server.truth` speaks of the batch that is formed and waits for
+its step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgov.env.acceptance import BLOCK_TOKENS, AcceptanceTables
+from specgov.env.rng import Keys, Stream, draw, environment_keys, normal, stream_keys, uniform
+from specgov.env.server_batching import Batching
+from specgov.env.server_config import ServerConfig
+from specgov.env.server_state import Batch, Requests
 from specgov.env.server_types import (
     FinishedRequests,
+    Floats,
+    Ints,
     LiveRequests,
     RequestBatch,
     SimulationError,
@@ -14,8 +37,324 @@ __all__ = [
     "FinishedRequests",
     "LiveRequests",
     "RequestBatch",
+    "Server",
+    "ServerConfig",
     "SimulationError",
     "StepResult",
     "Truth",
     "Workload",
 ]
+
+
+class Server:
+    """N simulated servers.
+
+    Args:
+        config: the server, the same for all environments.
+        workload: where requests come from; the server starts and resets it, and nothing else may.
+        n_envs: N, at least 1.
+        seed: environment e is the environment 0 of seed + e.
+
+    Attributes:
+        keys: of the environments, shape (N,); for draws of what is built on the server.
+
+    Raises:
+        SimulationError: also from every method, where the workload brings a request that can never run.
+
+    """
+
+    def __init__(self, config: ServerConfig, workload: Workload, n_envs: int = 1, seed: int = 0) -> None:
+        if n_envs < 1:
+            raise SimulationError(f"n_envs is {n_envs}: there must be at least one environment")
+        self.config = config
+        self.n_envs = n_envs
+        self.keys: Keys = environment_keys(seed, n_envs)
+        self._first_keys = self.keys.copy()
+        self._workload = workload
+        self._positions = max(config.largest_num_steps, 1)
+        self._tables = AcceptanceTables(config.acceptance, self._positions)
+        self._batching = Batching(config, workload, self._tables, n_envs)
+        self._tier_is_known = np.isin(np.arange(config.largest_num_steps + 1), config.engine.tiers)
+        self._drafts = np.arange(self._positions + 1)
+        self._everywhere = np.ones(n_envs, np.bool_)
+        self._step_id, self._episode = np.zeros(n_envs, np.int64), np.zeros(n_envs, np.int64)
+        self._noise_keys, self._stall_keys = np.zeros(n_envs, np.uint64), np.zeros(n_envs, np.uint64)
+        workload.start(self.keys)
+        self._begin(np.arange(n_envs))
+
+    def reset(self, envs: Ints | None = None, seed: int | None = None) -> None:
+        """Begin ``envs`` (all by default) again, empty, at time 0.
+
+        With ``seed`` environment e begins with the key of seed + e; without, its next episode differs
+        from the ones before.
+        """
+        which = np.arange(self.n_envs) if envs is None else np.asarray(envs, np.int64)
+        if seed is None:
+            self._episode[which] += 1
+            self.keys[which] = draw(
+                stream_keys(self._first_keys[which], Stream.EPISODE), self._episode[which]
+            )
+        else:
+            self._first_keys[which] = environment_keys(seed, self.n_envs)[which]
+            self._episode[which] = 0
+            self.keys[which] = self._first_keys[which]
+        self._workload.reset(which, self.keys[which])
+        self._begin(which)
+
+    def step(self, num_steps: NDArray[Any]) -> StepResult:
+        """Decode one step of every environment, then form the next batch.
+
+        Args:
+            num_steps: of each environment, shape (N,); each one of the engine's tiers.
+
+        """
+        tiers = self._checked(num_steps)
+        batching, batch = self._batching, self._batching.slots.batch()
+        running = batching.slots.running.copy()
+        before = _BeforeStep(batching)
+        live_tiers = tiers.astype(np.uint8)[batch.env]
+        generated = batching.slots.generated[batch.at]
+        accepted = self._tables.accepted(
+            batch.key, generated, batch.class_index, self._factors(batch), live_tiers
+        )
+        if not self.config.engine.draft_kv_stays_warm:
+            self._cool(batch, live_tiers)
+        after = generated + accepted
+        after += 1
+        ended = np.flatnonzero(after >= batch.output_tokens)
+        excess = after[ended] - batch.output_tokens[ended]
+        after[ended] -= excess
+        batching.slots.generated[batch.at] = after
+        self._move_along_text(batch, generated, after)
+        histogram = self._histogram(batch, accepted)
+        tokens = histogram @ self._drafts + running
+        tokens -= self._per_env(batch.env[ended], excess)
+        step_ms = self._step_ms(running, tiers)
+        live = LiveRequests(
+            batch.env,
+            batch.at - batch.env * batching.slots.width,
+            batching.slots.generation[batch.at],
+            accepted,
+        )
+        max_seq_len = self._max_context(batch, generated)
+        active = running > 0
+        self._step_id += active
+        batching.pass_time(self._everywhere, np.rint(step_ms * 1e6).astype(np.int64))
+        batching.context_tokens += tokens
+        finished = self._finish(batch.at[ended], batch.env[ended])
+        finish_counts = self._per_env(batch.env[ended])
+        end_ns = batching.time_ns.copy()
+        batching.form(self._everywhere)
+        return StepResult(
+            step_id=self._step_id.copy(),
+            batch_size=running,
+            num_steps=tiers,
+            step_ms=step_ms,
+            step_ms_valid=active & ~before.after_idle & ~before.after_prefill,
+            idle_ms=before.idle_ms,
+            prefill_ms=before.prefill_ms,
+            after_idle=before.after_idle,
+            after_prefill=before.after_prefill,
+            output_tokens=tokens,
+            accepted_histogram=histogram,
+            sum_seq_len_tokens=before.context_tokens,
+            max_seq_len_tokens=max_seq_len,
+            waiting_requests=before.waiting,
+            kv_use_ratio=before.kv_tokens / self.config.kv_capacity_tokens,
+            finished_requests=finish_counts,
+            retracted_requests=before.retracted,
+            exhausted=self.exhausted,
+            time_ns=end_ns,
+            live=live,
+            finished=finished,
+        )
+
+    def truth(self) -> Truth:
+        """What each tier would really bring in the coming step."""
+        batching, batch = self._batching, self._batching.slots.batch()
+        left = batch.output_tokens - batching.slots.generated[batch.at]
+        survival = self._tables.survival(batch.class_index, self._factors(batch))
+        reached = self._sum_by_env(batch, survival)
+        survival *= np.arange(1, self._positions + 1) < left[:, None]
+        running = batching.slots.running
+        counted = self._sum_by_env(batch, survival)
+        tokens = np.concatenate([np.zeros((self.n_envs, 1)), counted.cumsum(axis=1)], axis=1)
+        tiers = np.array(self.config.engine.tiers)
+        step_ms = self.config.step_time.step_ms(running[:, None], tiers, batching.context_tokens[:, None])
+        active = (running > 0)[:, None]
+        into = np.concatenate([running[:, None].astype(float), reached[:, :-1]], axis=1)
+        conditional = np.divide(reached, into, out=np.full_like(reached, np.nan), where=into > 0)
+        return Truth(
+            expected_tokens=running[:, None] + tokens[:, tiers],
+            expected_ms=np.where(active, step_ms, 0.0),
+            conditional_acceptance=conditional,
+        )
+
+    @property
+    def time_ns(self) -> Ints:
+        """Simulated time in integer nanoseconds, prefill before the coming step included; shape (N,)."""
+        return self._batching.time_ns.copy()
+
+    @property
+    def batch_size(self) -> Ints:
+        """Requests of the batch that waits for its step, shape (N,)."""
+        return self._batching.slots.running.copy()
+
+    @property
+    def waiting_requests(self) -> Ints:
+        """Requests in the waiting queue, shape (N,)."""
+        return self._batching.queue.length.copy()
+
+    @property
+    def context_tokens(self) -> Ints:
+        """Prompt and output tokens of the batch that waits for its step, shape (N,)."""
+        return self._batching.context_tokens.copy()
+
+    @property
+    def kv_tokens(self) -> Ints:
+        """KV in use, shape (N,)."""
+        return self._batching.kv_tokens
+
+    @property
+    def request_ns(self) -> Ints:
+        """Time integral of the number of requests in the system since the reset, shape (N,).
+
+        Exactly the sum of the times that finished and present requests have spent in it (Little's law).
+        """
+        return self._batching.request_ns.copy()
+
+    @property
+    def exhausted(self) -> NDArray[np.bool_]:
+        """Where the workload has ended and nothing runs or waits, shape (N,)."""
+        return np.asarray(self._batching.slots.running == 0)
+
+    def _begin(self, envs: Ints) -> None:
+        keys = self.keys[envs]
+        self._step_id[envs] = 0
+        self._noise_keys[envs] = stream_keys(keys, Stream.STEP_NOISE)
+        self._stall_keys[envs] = stream_keys(keys, Stream.STALL)
+        self._batching.clear(envs, keys)
+        where = np.zeros(self.n_envs, np.bool_)
+        where[envs] = True
+        self._batching.form(where)
+
+    def _checked(self, num_steps: NDArray[Any]) -> Ints:
+        tiers = np.asarray(num_steps)
+        if tiers.shape != (self.n_envs,) or tiers.dtype.kind not in "iu":
+            raise SimulationError(
+                f"num_steps must be {self.n_envs} integers, got {tiers.dtype} {tiers.shape}"
+            )
+        largest = self.config.largest_num_steps
+        if tiers.min() < 0 or tiers.max() > largest or not self._tier_is_known[tiers].all():
+            raise SimulationError(
+                f"num_steps must be among the tiers {self.config.engine.tiers}, got {tiers}"
+            )
+        return tiers.astype(np.int64)
+
+    def _factors(self, batch: Batch) -> NDArray[np.float32]:
+        factors = self._batching.slots.factor[batch.at]
+        drift = self.config.acceptance.drift
+        if not drift.is_none:
+            factors *= drift.gain(self.keys, self._batching.time_ns * 1e-9)[batch.env]
+        return factors
+
+    def _cool(self, batch: Batch, live_tiers: NDArray[np.uint8]) -> None:
+        """Draft-extend is skipped at num_steps 0: from the next step on these requests' drafts are cold."""
+        slots = self._batching.slots
+        at = batch.at[live_tiers == 0]
+        at = at[~slots.request["cold"][at]]
+        slots.request["cold"][at] = True
+        slots.factor[at] *= np.float32(np.exp(self.config.acceptance.cold_log_hazard))
+
+    def _move_along_text(self, batch: Batch, before: NDArray[np.int32], after: NDArray[np.int32]) -> None:
+        moved = np.flatnonzero(before // BLOCK_TOKENS != after // BLOCK_TOKENS)
+        if not moved.size:
+            return
+        at, class_index, tokens = batch.at[moved], batch.class_index[moved], after[moved]
+        request = self._batching.slots.request
+        text = self._tables.next_block(
+            batch.key[moved], class_index, request["text_effect"][at], before[moved], tokens
+        )
+        request["text_effect"][at] = text
+        self._batching.slots.factor[at] = self._tables.factor(
+            class_index,
+            request["request_effect"][at],
+            text,
+            batch.prompt_tokens[moved] + tokens,
+            request["cold"][at],
+        )
+
+    def _step_ms(self, running: Ints, tiers: Ints) -> Floats:
+        expected = self.config.step_time.step_ms(running, tiers, self._batching.context_tokens)
+        noise = self.config.noise
+        if noise.sigma or noise.stall_probability:
+            index = self._step_id
+            expected = noise.apply(
+                expected, normal(self._noise_keys, index), uniform(self._stall_keys, index)
+            )
+        return np.where(running > 0, expected, 0.0)
+
+    def _histogram(self, batch: Batch, accepted: NDArray[np.uint8]) -> Ints:
+        bins = self._positions + 1
+        counts = np.bincount(batch.env * bins + accepted, minlength=self.n_envs * bins)
+        return counts.reshape(self.n_envs, bins)
+
+    def _per_env(self, envs: Ints, values: NDArray[Any] | None = None) -> Ints:
+        """Sum of ``values`` (of ones by default) by environment."""
+        if not envs.size:
+            return np.zeros(self.n_envs, np.int64)
+        return np.bincount(envs, values, minlength=self.n_envs).astype(np.int64)
+
+    def _sum_by_env(self, batch: Batch, values: Floats) -> Floats:
+        sums = np.zeros((self.n_envs, values.shape[1]))
+        if len(values):
+            sums[batch.occupied] = np.add.reduceat(values, batch.first, axis=0)
+        return sums
+
+    def _max_context(self, batch: Batch, generated: NDArray[np.int32]) -> Ints:
+        largest = np.zeros(self.n_envs, np.int64)
+        if len(batch.at):
+            largest[batch.occupied] = np.maximum.reduceat(batch.prompt_tokens + generated, batch.first)
+        return largest
+
+    def _finish(self, at: Ints, envs: Ints) -> FinishedRequests:
+        batching = self._batching
+        requests: Requests = batching.slots.request[at]
+        if at.size:
+            requests = batching.slots.leave(at)
+            held = requests["prompt_tokens"] + requests["generated_tokens"]
+            np.subtract.at(batching.context_tokens, envs, held)
+        return FinishedRequests(
+            env=envs,
+            class_index=requests["class_index"],
+            prompt_tokens=requests["prompt_tokens"],
+            output_tokens=requests["generated_tokens"],
+            arrival_ns=requests["arrival_ns"],
+            first_token_ns=requests["first_token_ns"],
+            finish_ns=batching.time_ns[envs],
+        )
+
+
+class _BeforeStep:
+    """What a step reports of the time before it, copied before the next batch is formed."""
+
+    __slots__ = (
+        "after_idle",
+        "after_prefill",
+        "context_tokens",
+        "idle_ms",
+        "kv_tokens",
+        "prefill_ms",
+        "retracted",
+        "waiting",
+    )
+
+    def __init__(self, batching: Batching) -> None:
+        self.after_idle = batching.idle_ns > 0
+        self.after_prefill = batching.prefill_ns > 0
+        self.idle_ms = batching.idle_ns * 1e-6
+        self.prefill_ms = batching.prefill_ns * 1e-6
+        self.context_tokens = batching.context_tokens.copy()
+        self.kv_tokens = batching.kv_tokens
+        self.waiting = batching.queue.length.copy()
+        self.retracted = batching.retracted.copy()

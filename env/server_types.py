@@ -93,8 +93,9 @@ class LiveRequests:
 class FinishedRequests:
     """Requests that ended with the step, flat over environments, sorted by environment; shape (f,).
 
-    Times are integer nanoseconds of simulated time. The first token comes from prefill, and
-    ``output_tokens`` counts it.
+    Times are integer nanoseconds of simulated time; the first token comes at the end of prefill.
+    ``output_tokens`` are those of decode steps, as asked for; prefill's own token is not among them, so that time
+    per output token is ``(finish_ns - first_token_ns) / output_tokens``.
     """
 
     env: Ints
