@@ -42,6 +42,7 @@ class Command:
 # One row a command. Words separated by a space make a group ("config check").
 COMMANDS = (
     Command("demo", "controller.cli.demo:demo", "See it work: sidecar and emulated engine, a minute, no GPU"),
+    Command("serve", "controller.cli.serve:serve", "Run the sidecar"),
     Command("decide", "controller.cli.decide:decide", "Ask the sidecar one question and print its decision"),
     Command("engines list", "controller.cli.engines:list_engines", "List the engines that the sidecar knows"),
     Command(

@@ -1,0 +1,168 @@
+"""The sidecar's configuration: ``specgov.toml`` and the command line over it.
+
+Unknown keys and wrong types are errors that name the file, the line and the key.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from specgov.policies.registry import parse_policy
+from specgov.policies.types import PolicyError
+
+DEFAULT_POLICY = "threshold"
+"""The policy of engines for which none is named."""
+DEFAULT_PROFILE = "h200-llama-3.1-8b"
+"""The step-time profile that rules start from where none is named."""
+
+MODES = ("active", "shadow", "frozen", "off")
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message says where, what, and what would be right."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DecisionLogConfig(_Section):
+    """``[decision_log]``: one JSON line for each step; off without a path."""
+
+    path: str | None = Field(None, min_length=1, description="file of the decision log; none = no log")
+    max_mb: float = Field(64.0, gt=0, le=100_000, description="size at which a file is rotated, in MB")
+    keep_files: int = Field(4, ge=0, le=1000, description="rotated files that are kept")
+    flush_s: float = Field(1.0, ge=0.01, le=60, description="seconds between writes")
+    queue_rows: int = Field(65_536, ge=1, le=10_000_000, description="rows that may wait for the disk")
+
+
+class LogConfig(_Section):
+    """``[log]``: the sidecar's own messages, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity shown")
+    format: Literal["auto", "console", "json"] = Field("auto", description="auto = console on a terminal")
+
+
+class ServeConfig(_Section):
+    """All that ``specgov serve`` can be told."""
+
+    listen: str | None = Field(
+        None, min_length=1, description="unix:///PATH or HOST:PORT; none = specgov.sock in the runtime folder"
+    )
+    socket_group: str | None = Field(
+        None, min_length=1, description="group that may use the socket too (0660 instead of 0600)"
+    )
+    allow_remote: bool = Field(False, description="let HOST:PORT be other than loopback")
+    policy: str = Field(
+        DEFAULT_POLICY, description="policy of engines that get no other, as in threshold:32:3"
+    )
+    profile: str = Field(DEFAULT_PROFILE, description="step-time profile where an engine names none")
+    mode: Literal["active", "shadow", "frozen", "off"] = Field("active", description="mode of new engines")
+    max_streams: int = Field(128, ge=1, le=4096, description="engines connected at the same time")
+    max_watchers: int = Field(8, ge=1, le=256, description="watch streams at the same time")
+    max_engines: int = Field(1024, ge=1, le=100_000, description="engines whose state is remembered")
+    ttl_steps: int = Field(50, ge=1, le=1_000_000, description="steps for which a decision holds")
+    ttl_ms: int = Field(1000, ge=1, le=3_600_000, description="milliseconds for which a decision holds")
+    seed: int = Field(0, ge=0, description="seed of the policies' randomness")
+    metrics: str | None = Field(None, min_length=1, description="HOST:PORT of the Prometheus endpoint")
+    decision_log: DecisionLogConfig = DecisionLogConfig()
+    log: LogConfig = LogConfig()
+
+    @field_validator("policy")
+    @classmethod
+    def _policy_exists(cls, text: str) -> str:
+        try:
+            parse_policy(text)
+        except PolicyError as error:
+            raise ValueError(str(error)) from error
+        return text
+
+
+def load_config(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> ServeConfig:
+    """The configuration in the file ``path`` (None = defaults), with ``overrides`` over it.
+
+    ``overrides`` has dotted keys, as in ``{"policy": "static:3", "log.level": "debug"}``; a value of None is no override.
+
+    Raises:
+        ConfigError: the file cannot be read or parsed, or a key or value is wrong.
+
+    """
+    text = "" if path is None else _read(Path(path))
+    tables = _parse(text, path)
+    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    for key, value in given.items():
+        _set(tables, key, value)
+    try:
+        return ServeConfig.model_validate(tables)
+    except ValidationError as error:
+        problems = (_problem(dict(detail), text, path, given) for detail in error.errors())
+        raise ConfigError("\n".join(problems)) from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def _parse(text: str, path: str | Path | None) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def _set(tables: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, key = dotted.split(".")
+    for parent in parents:
+        child = tables.setdefault(parent, {})
+        if not isinstance(child, dict):
+            return  # the file holds something else in the table's place, which the validation will name
+        tables = child
+    tables[key] = value
+
+
+def _problem(detail: dict[str, Any], text: str, path: str | Path | None, overrides: Mapping[str, Any]) -> str:
+    keys = [str(part) for part in detail["loc"]]
+    dotted = ".".join(keys)
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        message = "unknown key"
+    elif detail["type"] != "value_error":
+        message = f"{message}, not {detail['input']!r}"
+    if dotted in overrides:
+        return f"option --{dotted.replace('_', '-')}: {message}"
+    line = line_of_key(text, keys)
+    return f"{path}{'' if line is None else f', line {line}'}: {dotted}: {message}"
+
+
+def line_of_key(text: str, keys: list[str]) -> int | None:
+    """The line (from 1) of a TOML text on which a key stands, or failing that its table; None if neither is found."""
+    table: list[str] = []
+    table_line = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            table = _split_key(header[1])
+            if table == keys[: len(table)]:
+                table_line = number
+            if table == keys:
+                return number
+        elif (key := re.match(r"\s*((?:[\w.\- ]|\"[^\"]*\"|'[^']*')+?)\s*=", line)) and (
+            (full := table + _split_key(key[1])) == keys
+            or (len(full) < len(keys) and full == keys[: len(full)])
+        ):
+            return number
+    return table_line
+
+
+def _split_key(dotted: str) -> list[str]:
+    return [part.strip().strip("\"'") for part in dotted.split(".")]

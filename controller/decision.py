@@ -1,0 +1,101 @@
+"""A rule's choice as a ``Decision`` message."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgov.policies.types import Choice, EngineSpec, Policy, PolicyError, Reason, TierRange
+from specgov.proto.v1 import specgov_pb2 as pb
+
+MAX_NEIGHBOURS_EACH_SIDE = 32
+
+
+class DecisionBuilder:
+    """Builds the decisions of one policy for one engine.
+
+    The message for a range is kept as long as the policy's ranges stay the same, since most decisions differ from
+    the last only in their numbers.
+    """
+
+    def __init__(self, engine: EngineSpec, policy: Policy, ttl_steps: int, ttl_ms: int) -> None:
+        self._engine = engine
+        self._policy = policy
+        self._ttl_steps = ttl_steps
+        self._ttl_ms = ttl_ms
+        self._ranges: tuple[TierRange, ...] = ()
+        self._range_ends: list[int] = []
+        self._templates: dict[int, pb.Decision] = {}
+
+    def build(
+        self, choice: Choice, batch_size: int, decision_id: int, known_step_id: int, reason: Reason
+    ) -> pb.Decision:
+        """The decision for a batch of ``batch_size``.
+
+        Raises:
+            PolicyError: the choice names a tier that the engine does not have, or no range at all.
+
+        """
+        if choice.ranges is not self._ranges and choice.ranges != self._ranges:
+            self._keep(choice.ranges)
+        index = min(bisect_left(self._range_ends, batch_size), len(self._ranges) - 1)
+        template = self._templates.get(index)
+        if template is None:
+            template = self._templates[index] = self._template(index)
+        decision = pb.Decision()
+        decision.CopyFrom(template)
+        decision.decision_id = decision_id
+        decision.known_step_id = known_step_id
+        decision.reason = int(reason)  # type: ignore[assignment]  # the enums' values are the same
+        if choice.propensity is not None:
+            decision.propensity = choice.propensity
+        add_estimates(decision, self._engine.tiers, choice.expected_tokens, choice.expected_ms)
+        return decision
+
+    def _keep(self, ranges: tuple[TierRange, ...]) -> None:
+        unknown = {tier_range.num_steps for tier_range in ranges} - set(self._engine.tiers)
+        if unknown or not ranges:
+            raise PolicyError(
+                f"policy {self._policy.name} chose {sorted(unknown) or 'nothing'}, "
+                f"but the engine's tiers are {list(self._engine.tiers)}"
+            )
+        self._ranges = ranges
+        self._range_ends = [tier_range.batch_size_max for tier_range in ranges]
+        self._templates = {}
+
+    def _template(self, index: int) -> pb.Decision:
+        own = self._ranges[index]
+        below = self._ranges[max(0, index - MAX_NEIGHBOURS_EACH_SIDE) : index]
+        above = self._ranges[index + 1 : index + 1 + MAX_NEIGHBOURS_EACH_SIDE]
+        return pb.Decision(
+            num_steps=own.num_steps,
+            batch_size_min=own.batch_size_min,
+            batch_size_max=own.batch_size_max,
+            neighbours=[
+                pb.TierRange(
+                    batch_size_min=other.batch_size_min,
+                    batch_size_max=other.batch_size_max,
+                    num_steps=other.num_steps,
+                )
+                for other in (*below, *above)
+            ],
+            ttl_steps=self._ttl_steps,
+            ttl_ms=self._ttl_ms,
+            policy=self._policy.name,
+            policy_version=self._policy.version,
+        )
+
+
+def add_estimates(
+    decision: pb.Decision,
+    tiers: tuple[int, ...],
+    expected_tokens: NDArray[np.float64] | None,
+    expected_ms: NDArray[np.float64] | None,
+) -> None:
+    """Add what is expected of each tier, where the rule has such a model."""
+    if expected_tokens is None or expected_ms is None:
+        return
+    for num_steps, tokens, step_ms in zip(tiers, expected_tokens.tolist(), expected_ms.tolist(), strict=True):
+        decision.estimates.add(num_steps=num_steps, expected_tokens=tokens, expected_ms=step_ms)

@@ -1,0 +1,230 @@
+"""What the sidecar knows of one engine, kept while the engine is away: rule, mode, counters, last decisions."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specgov.controller.config import ServeConfig
+from specgov.controller.decision import DecisionBuilder
+from specgov.controller.profiles import step_time_for
+from specgov.controller.validation import RejectedMessage, check_engine_rule, check_report
+from specgov.policies.registry import make_policy
+from specgov.policies.types import BatchView, EngineSpec, PolicyContext, Reason, StepObservation
+from specgov.proto.v1 import specgov_pb2 as pb
+
+if TYPE_CHECKING:
+    from specgov.controller.session import Session
+
+KEPT_DECISIONS = 32
+LAG_WINDOW_REPORTS = 200
+LAG_WINDOW_DECISIONS = 256
+
+MODES = {"active": pb.MODE_ACTIVE, "shadow": pb.MODE_SHADOW, "frozen": pb.MODE_FROZEN, "off": pb.MODE_OFF}
+_REASON_BY_MODE = {pb.MODE_SHADOW: Reason.SHADOW, pb.MODE_FROZEN: Reason.FROZEN}
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step that was reported, with what the report says beside the step itself.
+
+    ``lag_steps`` is the number of steps from the newest result known to the decision that the step followed to the
+    step; None where it followed none that is remembered.
+    """
+
+    step: StepObservation
+    followed_decision_id: int
+    lag_steps: int | None
+    engine_rule_num_steps: int | None
+    reports_dropped: int
+
+
+class Engine:
+    """One engine's state, from its first stream on.
+
+    Every method wants ``lock`` held; no lock spans engines. ``session`` is the stream that has the engine now.
+
+    Raises:
+        PolicyError: the configured policy cannot be used on this engine.
+        RejectedMessage: the profile that the engine names is not known.
+
+    """
+
+    def __init__(
+        self, info: pb.EngineInfo, spec: EngineSpec, config: ServeConfig, clock: Callable[[], float]
+    ) -> None:
+        self.lock = threading.Lock()
+        self.session: Session | None = None
+        self.info = info
+        self.spec = spec
+        self.mode: pb.Mode.ValueType = MODES[config.mode]
+        self.policy_text = config.policy
+        self.reports = 0
+        self.reports_rejected = 0
+        self.reports_dropped = 0
+        self.decisions = 0
+        self.tier_switches = 0
+        self.last_record: StepRecord | None = None
+        self.last_decisions: deque[pb.Decision] = deque(maxlen=KEPT_DECISIONS)
+        self._config = config
+        self._clock = clock
+        self._rng = np.random.default_rng([config.seed, zlib.crc32(info.engine_id.encode())])
+        self._batch = BatchView(batch_size=1)
+        self._last_step_id = 0
+        self._last_decision_id = 0
+        self._known_step_ids: deque[int] = deque(maxlen=LAG_WINDOW_DECISIONS)
+        self._lags: deque[int] = deque(maxlen=LAG_WINDOW_REPORTS)
+        self._use_policy(config.policy)
+
+    def connect(self, session: Session, info: pb.EngineInfo, spec: EngineSpec) -> Session | None:
+        """Give the engine to a new stream; returns the stream that had it, if any.
+
+        A new boot restarts the step count. The rule and its estimates stay, unless the engine can do other things
+        than before.
+
+        Raises:
+            PolicyError: the policy cannot be used on this engine any more.
+            RejectedMessage: the profile that the engine names is not known.
+
+        """
+        before = (self.info, self.spec)
+        self.info, self.spec = info, spec
+        if (info.profile, spec) != (before[0].profile, before[1]):
+            try:
+                self._use_policy(self.policy_text)
+            except ValueError:
+                self.info, self.spec = before
+                raise
+        if info.boot_id != before[0].boot_id:
+            self._last_step_id = 0
+        self._last_decision_id = 0
+        self._known_step_ids.clear()
+        older, self.session = self.session, session
+        return older
+
+    def observe(self, report: pb.StepReport) -> StepRecord:
+        """Take a report in, and learn from it where that is allowed.
+
+        Raises:
+            RejectedMessage: it is bad; it was counted and nothing else changed.
+
+        """
+        try:
+            step = check_report(report, self.spec, self._last_step_id)
+            engine_rule = check_engine_rule(report, self.spec)
+        except RejectedMessage:
+            self.reports_rejected += 1
+            raise
+        lag = self._lag_steps(report)
+        self._last_step_id = step.step_id
+        self._batch = BatchView.of(step)
+        self.reports += 1
+        self.reports_dropped += report.reports_dropped
+        self.last_record = StepRecord(step, report.decision_id, lag, engine_rule, report.reports_dropped)
+        if self.mode != pb.MODE_FROZEN and not step.warm_up:
+            self.policy.observe(step)
+        return self.last_record
+
+    def decide(self) -> pb.Decision | None:
+        """The decision for the newest batch known, a batch of one before the first report; None in mode off.
+
+        Raises:
+            PolicyError: the rule chose something that the engine cannot do.
+
+        """
+        if self.mode == pb.MODE_OFF:
+            return None
+        choice = self.policy.choose(self._batch)
+        decision = self._builder.build(
+            choice,
+            self._batch.batch_size,
+            decision_id=self._last_decision_id + 1,
+            known_step_id=self._last_step_id,
+            reason=_REASON_BY_MODE.get(self.mode, choice.reason),
+        )
+        if self.last_decisions and self.last_decisions[-1].num_steps != decision.num_steps:
+            self.tier_switches += 1
+        self.decisions += 1
+        self._last_decision_id += 1
+        self._known_step_ids.append(self._last_step_id)
+        self.last_decisions.append(decision)
+        return decision
+
+    def set_policy(self, text: str) -> None:
+        """Replace the rule; what the old one had learnt is gone.
+
+        Raises:
+            PolicyError: no such policy, or it cannot be used on this engine.
+
+        """
+        self._use_policy(text)
+        self.policy_text = text
+
+    def state(self) -> pb.EngineState:
+        """The engine as the admin service shows it."""
+        state = pb.EngineState(
+            info=self.info,
+            connected=self.session is not None,
+            mode=self.mode,
+            policy=self.policy.name,
+            policy_version=self.policy.version,
+            reports=self.reports,
+            reports_rejected=self.reports_rejected,
+            reports_dropped=self.reports_dropped,
+            decisions=self.decisions,
+            tier_switches=self.tier_switches,
+        )
+        if self.last_record is not None:
+            state.last_step.CopyFrom(self.summary(self.last_record))
+        if self._lags:
+            state.decision_lag_steps_p50 = statistics.median(self._lags)
+        return state
+
+    def summary(self, record: StepRecord) -> pb.StepSummary:
+        """A step in short, beside the newest decision."""
+        step = record.step
+        summary = pb.StepSummary(
+            engine_id=self.info.engine_id,
+            step_id=step.step_id,
+            batch_size=step.batch_size,
+            num_steps=step.num_steps,
+            accept_length=step.output_tokens / len(step.accepted) if len(step.accepted) else 0.0,
+            waiting_requests=step.waiting_requests,
+            kv_use_ratio=step.kv_use_ratio,
+        )
+        if step.step_ms is not None:
+            summary.step_ms = step.step_ms
+            summary.output_tokens_per_s = 1000.0 * step.output_tokens / step.step_ms
+        if self.last_decisions:
+            summary.decided_num_steps = self.last_decisions[-1].num_steps
+            summary.reason = self.last_decisions[-1].reason
+        return summary
+
+    def _use_policy(self, text: str) -> None:
+        context = PolicyContext(
+            engine=self.spec,
+            rng=self._rng,
+            clock=self._clock,
+            step_time=step_time_for(self.info.profile, self._config.profile),
+        )
+        self.policy = make_policy(text, context)
+        self._builder = DecisionBuilder(self.spec, self.policy, self._config.ttl_steps, self._config.ttl_ms)
+
+    def _lag_steps(self, report: pb.StepReport) -> int | None:
+        """Steps from the newest result known to the decision that was followed; None if it is not remembered."""
+        newer = self._last_decision_id - report.decision_id
+        if report.decision_id == 0 or not 0 <= newer < len(self._known_step_ids):
+            return None
+        known_step_id = self._known_step_ids[-1 - newer]
+        if known_step_id == 0:
+            return None
+        lag = report.step_id - known_step_id
+        self._lags.append(lag)
+        return lag

@@ -1,0 +1,212 @@
+"""Where the sidecar listens: a unix socket that only its user may open, or a loopback port."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import ipaddress
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+MAX_SOCKET_PATH_BYTES = 107
+"""Longest path of a unix socket on Linux (unix(7): sun_path has 108 bytes with the final zero)."""
+
+
+class ListenError(OSError):
+    """The address cannot be listened on; the message says which, why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """A socket file."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"unix://{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A host (name or address) and a port, 0 = any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+Address = UnixAddress | TcpAddress
+
+
+def parse_address(text: str) -> Address:
+    """``unix:///PATH``, ``unix:PATH`` or ``HOST:PORT``.
+
+    Raises:
+        ListenError: it is none of them.
+
+    """
+    if text.startswith("unix:"):
+        path = Path(text.removeprefix("unix:").removeprefix("//"))
+        if not path.name:
+            raise ListenError(f"{text}: no path of a socket file")
+        if not path.is_absolute():
+            path = Path.cwd() / path
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+            raise ListenError(
+                f"{path}: longer than the {MAX_SOCKET_PATH_BYTES} bytes that a socket's path may have"
+            )
+        return UnixAddress(path)
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ListenError(f"{text}: expected unix:///PATH or HOST:PORT")
+    return TcpAddress(host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port))
+
+
+def default_address() -> UnixAddress:
+    """``specgov/specgov.sock`` in ``$XDG_RUNTIME_DIR``, else in a folder of the user's own in the temporary folder.
+
+    The folder is made with mode 0700.
+
+    Raises:
+        ListenError: the folder cannot be made, or it belongs to or can be entered by somebody else.
+
+    """
+    folder = default_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise ListenError(f"{folder}: cannot be made: {error.strerror}; use --listen") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ListenError(
+            f"{folder}: must be a folder of user {os.getuid()} with mode 0700, "
+            f"but has owner {found.st_uid} and mode {stat.filemode(found.st_mode)}; remove it or use --listen"
+        )
+    return UnixAddress(folder / "specgov.sock")
+
+
+def default_folder() -> Path:
+    """The folder of the default socket; not made."""
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "specgov"
+    return Path(tempfile.gettempdir()) / f"specgov-{os.getuid()}"
+
+
+def bind(server: grpc.Server, address: Address, *, socket_group: str | None, allow_remote: bool) -> Address:
+    """Let ``server`` listen on ``address``; the address with the port that was bound.
+
+    Raises:
+        ListenError: in use, no permission, no such folder or group, or not loopback without ``allow_remote``.
+
+    """
+    if isinstance(address, UnixAddress):
+        _bind_unix(server, address, socket_group)
+        return address
+    return _bind_tcp(server, address, allow_remote)
+
+
+def _bind_unix(server: grpc.Server, address: UnixAddress, socket_group: str | None) -> None:
+    group_id = None if socket_group is None else _group_id(socket_group)
+    _make_room(address.path)
+    try:
+        # grpc makes the file in add_insecure_port: with this mask it is never open to others, not even for a moment.
+        with _umask(0o177):
+            server.add_insecure_port(f"unix:{address.path}")
+    except RuntimeError as error:
+        raise ListenError(f"{address}: cannot listen: {error}") from error
+    if group_id is None:
+        address.path.chmod(0o600)
+        return
+    try:
+        os.chown(address.path, -1, group_id)
+    except PermissionError as error:
+        raise ListenError(f"{address}: may not be given to group {socket_group}: join it first") from error
+    address.path.chmod(0o660)
+
+
+def _make_room(path: Path) -> None:
+    """Remove a socket file that nobody serves any more; refuse anything else that is in the way."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise ListenError(f"{path}: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ListenError(f"{path}: no permission to write in {folder}")
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ListenError(f"{path}: exists and is not a socket; remove it or choose another path")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        result = probe.connect_ex(str(path))
+    if result == errno.ECONNREFUSED:
+        path.unlink()
+    elif result != errno.ENOENT:
+        raise ListenError(f"{path}: another process is serving this socket; stop it or choose another path")
+
+
+def _bind_tcp(server: grpc.Server, address: TcpAddress, allow_remote: bool) -> TcpAddress:
+    if not allow_remote and not is_loopback(address.host):
+        raise ListenError(
+            f"{address}: not a loopback address; anyone who reaches the port could change this engine's speed. "
+            "Use 127.0.0.1, or --allow-remote if you mean it"
+        )
+    check_port_is_free(address)
+    try:
+        port = server.add_insecure_port(str(address))
+    except RuntimeError as error:
+        raise ListenError(f"{address}: cannot listen: {error}") from error
+    return TcpAddress(address.host, port)
+
+
+def check_port_is_free(address: TcpAddress) -> None:
+    """Try to bind the port, for the system's own words on why it cannot be.
+
+    Raises:
+        ListenError: the port is in use, not permitted, or the host is not one of this machine's.
+
+    """
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        hint = "; choose another port or stop its user" if error.errno == errno.EADDRINUSE else ""
+        raise ListenError(f"{address}: cannot listen: {error.strerror}{hint}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host is ``localhost`` or a loopback address; other names are not looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _group_id(group: str) -> int:
+    try:
+        return int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ListenError(f"there is no group {group!r}") from None
+
+
+@contextlib.contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -1,0 +1,45 @@
+"""Run a sidecar in this process until a signal ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+from specgov.controller import logs
+from specgov.controller.config import ServeConfig
+from specgov.controller.listen import ListenError
+from specgov.controller.server import Sidecar
+
+EXIT_FAILED = 1
+
+
+def serve(config: ServeConfig) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. Wants the main thread, for the signals.
+
+    A second signal ends the process at once.
+    """
+    logs.configure(config.log)
+    stop = threading.Event()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        sidecar = Sidecar(config)
+        sidecar.start()
+        while not stop.wait(3600.0):
+            pass
+        sidecar.stop()
+    except ListenError as error:
+        print(f"specgov: {error}", file=sys.stderr)  # noqa: T201 what the user sees, whatever the log's format is
+        return EXIT_FAILED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 0

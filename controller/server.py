@@ -1,0 +1,139 @@
+"""The sidecar as an object: a gRPC server with its services, health, reflection, metrics and decision log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent import futures
+from wsgiref.simple_server import WSGIServer
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from specgov.controller import listen
+from specgov.controller.config import ServeConfig
+from specgov.controller.decision_log import DecisionLog
+from specgov.controller.engines import Engines
+from specgov.controller.logs import get_logger
+from specgov.controller.metrics import Metrics
+from specgov.controller.service import HANDSHAKES, ControllerAdmin, SpeculationController
+from specgov.controller.telemetry import Telemetry
+from specgov.proto.v1 import specgov_pb2 as pb
+from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
+
+SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""Larger than any report that passes validation: 65,535 requests at 4 bytes each."""
+UNARY_WORKERS = 16
+"""Threads left for unary calls, health checks and reflection when every stream is taken."""
+DRAIN_GRACE_S = 1.0
+
+
+class Sidecar:
+    """A sidecar in this process.
+
+    ``start`` makes it serve and ``stop`` drains it; ``address`` and ``metrics_address`` are what it listens on.
+    ``clock`` (seconds, monotonic) is what policies see.
+
+    Raises:
+        ListenError: an address cannot be listened on.
+
+    """
+
+    def __init__(self, config: ServeConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.decision_log = (
+            None
+            if config.decision_log.path is None
+            else DecisionLog(config.decision_log.path, config.decision_log)
+        )
+        self.engines = Engines(config, clock)
+        telemetry = Telemetry(self.metrics, self.decision_log)
+        self._controller = SpeculationController(config, self.engines, telemetry)
+        self._admin = ControllerAdmin(config, self.engines, telemetry)
+        self._health = health.HealthServicer()
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._metrics_server: WSGIServer | None = None
+        self.metrics.watch(
+            connected_engines=lambda: self.engines.connected,
+            log_rows_dropped=lambda: self.decision_log.rows_dropped if self.decision_log else 0,
+        )
+        self._server = self._make_server()
+        address = listen.default_address() if config.listen is None else listen.parse_address(config.listen)
+        self.address = listen.bind(
+            self._server, address, socket_group=config.socket_group, allow_remote=config.allow_remote
+        )
+        self.metrics_address: listen.TcpAddress | None = None
+
+    @property
+    def target(self) -> str:
+        """The address as a gRPC client wants it."""
+        return str(self.address)
+
+    def start(self) -> None:
+        """Serve.
+
+        Raises:
+            ListenError: the metrics endpoint's address cannot be listened on.
+
+        """
+        self._start_metrics()
+        if self.decision_log is not None:
+            self.decision_log.start()
+        self._server.start()
+        self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        get_logger().info("serving", address=str(self.address), policy=self.config.policy)
+
+    def stop(self, grace_s: float = DRAIN_GRACE_S) -> None:
+        """Drain: not serving any more, streams end with a status, what is written is written; within ``grace_s`` + 0.5 s."""
+        self._health.enter_graceful_shutdown()
+        self._controller.drain()
+        self._admin.drain()
+        self._server.stop(grace_s).wait()
+        if self._metrics_server is not None:
+            self._metrics_server.shutdown()
+            self._metrics_server.server_close()
+        if self.decision_log is not None:
+            self.decision_log.close()
+        get_logger().info("stopped", address=str(self.address))
+
+    def _make_server(self) -> grpc.Server:
+        config = self.config
+        workers = config.max_streams + HANDSHAKES + config.max_watchers + UNARY_WORKERS
+        server = grpc.server(
+            futures.ThreadPoolExecutor(workers, thread_name_prefix="specgov-rpc"),
+            options=[
+                # Two servers on one port would each get some of the engines.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_metadata_size", 16 * 1024),
+                # A peer whose machine is gone is found out; a client may ask the same of us.
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ],
+            maximum_concurrent_rpcs=workers,
+        )
+        pb_grpc.add_SpeculationControllerServicer_to_server(self._controller, server)
+        pb_grpc.add_ControllerAdminServicer_to_server(self._admin, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        return server
+
+    def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for service in ("", *SERVICES):
+            self._health.set(service, status)
+
+    def _start_metrics(self) -> None:
+        if self.config.metrics is None:
+            return
+        address = listen.parse_address(self.config.metrics)
+        if not isinstance(address, listen.TcpAddress):
+            raise listen.ListenError(f"{self.config.metrics}: the metrics endpoint needs HOST:PORT")
+        listen.check_port_is_free(address)
+        self._metrics_server, _ = start_http_server(address.port, address.host, self.metrics.registry)
+        self.metrics_address = listen.TcpAddress(address.host, self._metrics_server.server_port)

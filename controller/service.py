@@ -1,0 +1,180 @@
+"""The two gRPC services: each method turns a call into one of ours, and our errors into a status."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import NoReturn
+
+import grpc
+
+from specgov.controller.config import ServeConfig
+from specgov.controller.decide import decide
+from specgov.controller.engine import Engine
+from specgov.controller.engines import Engines
+from specgov.controller.session import Session, SessionEnded
+from specgov.controller.telemetry import Telemetry
+from specgov.controller.validation import RejectedMessage
+from specgov.controller.watch import Watcher
+from specgov.policies.profile import ProfileError
+from specgov.policies.types import PolicyError
+from specgov.proto.v1 import specgov_pb2 as pb
+from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
+
+DRAINING = "draining: this sidecar is being stopped"
+
+
+HANDSHAKES = 16
+"""Streams above the limit of engines that may be open at the same time, for newcomers that take an engine over."""
+
+
+class SpeculationController(pb_grpc.SpeculationControllerServicer):
+    """Streams of engines, and single questions."""
+
+    def __init__(self, config: ServeConfig, engines: Engines, telemetry: Telemetry) -> None:
+        self._config = config
+        self._engines = engines
+        self._telemetry = telemetry
+        self._lock = threading.Lock()
+        self._sessions: set[Session] = set()
+        self._draining = False
+
+    def Control(  # noqa: N802 the protocol's name
+        self, request_iterator: Iterator[pb.EngineMessage], context: grpc.ServicerContext
+    ) -> Iterator[pb.Decision]:
+        """One engine's stream."""
+        session = Session(self._engines, self._telemetry)
+        try:
+            self._open(session, context)
+            threading.Thread(
+                target=session.read, args=(request_iterator,), name="specgov-reader", daemon=True
+            ).start()
+            yield from session.run()
+        except SessionEnded as ended:
+            context.abort(ended.code, ended.details)
+        finally:
+            self._close(session)
+
+    def Decide(self, request: pb.DecideRequest, context: grpc.ServicerContext) -> pb.Decision:  # noqa: N802
+        """One question."""
+        try:
+            return decide(request, self._config)
+        except (RejectedMessage, PolicyError) as error:
+            if isinstance(error, RejectedMessage):
+                self._telemetry.rejected(error.cause)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except ProfileError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    def drain(self) -> None:
+        """End all streams, and refuse new ones."""
+        with self._lock:
+            self._draining = True
+            sessions = tuple(self._sessions)
+        for session in sessions:
+            session.end(grpc.StatusCode.UNAVAILABLE, DRAINING)
+
+    def _open(self, session: Session, context: grpc.ServicerContext) -> None:
+        with self._lock:
+            if self._draining:
+                raise SessionEnded(grpc.StatusCode.UNAVAILABLE, DRAINING)
+            if len(self._sessions) >= self._config.max_streams + HANDSHAKES:
+                raise SessionEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams are open")
+            self._sessions.add(session)
+        # The stream's thread may be asleep in a send when the connection goes: this tells it, and frees the engine.
+        if not context.add_callback(lambda: self._close(session)):
+            raise SessionEnded(grpc.StatusCode.CANCELLED, "the stream ended before it began")
+
+    def _close(self, session: Session) -> None:
+        with self._lock:
+            self._sessions.discard(session)
+        session.leave()
+        session.end(grpc.StatusCode.CANCELLED, "the stream ended")
+
+
+class ControllerAdmin(pb_grpc.ControllerAdminServicer):
+    """For operators."""
+
+    def __init__(self, config: ServeConfig, engines: Engines, telemetry: Telemetry) -> None:
+        self._config = config
+        self._engines = engines
+        self._telemetry = telemetry
+
+    def ListEngines(  # noqa: N802
+        self, request: pb.ListEnginesRequest, context: grpc.ServicerContext
+    ) -> pb.ListEnginesResponse:
+        """All engines that are known."""
+        response = pb.ListEnginesResponse()
+        for engine in self._engines.all():
+            with engine.lock:
+                response.engines.append(engine.state())
+        return response
+
+    def GetEngine(  # noqa: N802
+        self, request: pb.GetEngineRequest, context: grpc.ServicerContext
+    ) -> pb.GetEngineResponse:
+        """One engine, its last decisions and what its rule believes."""
+        engine = self._engine(request.engine_id, context)
+        with engine.lock:
+            return pb.GetEngineResponse(
+                engine=engine.state(),
+                last_decisions=engine.last_decisions,
+                estimates=engine.policy.estimates(),
+            )
+
+    def SetMode(self, request: pb.SetModeRequest, context: grpc.ServicerContext) -> pb.SetModeResponse:  # noqa: N802
+        """Change an engine's mode; a new decision follows at once."""
+        engine = self._engine(request.engine_id, context)
+        if request.mode not in pb.Mode.values() or request.mode == pb.MODE_UNSPECIFIED:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"there is no mode {request.mode}")
+        with engine.lock:
+            engine.mode = request.mode
+            return pb.SetModeResponse(engine=_refreshed(engine))
+
+    def SetPolicy(self, request: pb.SetPolicyRequest, context: grpc.ServicerContext) -> pb.SetPolicyResponse:  # noqa: N802
+        """Give an engine another rule; a new decision follows at once."""
+        engine = self._engine(request.engine_id, context)
+        with engine.lock:
+            try:
+                engine.set_policy(request.policy)
+            except PolicyError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return pb.SetPolicyResponse(engine=_refreshed(engine))
+
+    def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.StepSummary]:  # noqa: N802
+        """Steps as they are reported."""
+        watcher = Watcher(request.engine_id, request.every_steps)
+        if not self._telemetry.watchers.add(watcher, self._config.max_watchers):
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._config.max_watchers} watch streams are open, which is the limit (max_watchers)",
+            )
+        context.add_callback(watcher.end)
+        try:
+            yield from watcher.run()
+        finally:
+            self._telemetry.watchers.remove(watcher)
+        if watcher.too_slow:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this watcher reads too slowly")
+        context.abort(grpc.StatusCode.UNAVAILABLE, DRAINING)
+
+    def drain(self) -> None:
+        """End all watch streams."""
+        for watcher in self._telemetry.watchers.all:
+            watcher.end()
+
+    def _engine(self, engine_id: str, context: grpc.ServicerContext) -> Engine:
+        engine = self._engines.get(engine_id)
+        if engine is None:
+            _not_found(engine_id, context)
+        return engine
+
+
+def _not_found(engine_id: str, context: grpc.ServicerContext) -> NoReturn:
+    context.abort(grpc.StatusCode.NOT_FOUND, f"there is no engine {engine_id!r}")
+
+
+def _refreshed(engine: Engine) -> pb.EngineState:
+    if engine.session is not None:
+        engine.session.refresh()
+    return engine.state()

@@ -1,0 +1,239 @@
+"""One engine's stream: messages in, observed in order; one decision out for all that had come in.
+
+Two threads share a session. The reader puts messages into the mailbox; the stream's own thread takes all that wait,
+observes them, decides once, and sends. So a slow reader or a burst costs decisions, which the newest replaces
+anyway, and no queue of them grows. When the mailbox is full the reader stops reading, and the engine's client drops
+and counts its oldest reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from specgov.controller.logs import get_logger
+from specgov.controller.telemetry import Telemetry
+from specgov.controller.validation import Cause, RejectedMessage, check_info
+from specgov.policies.types import PolicyError
+from specgov.proto.v1 import specgov_pb2 as pb
+
+if TYPE_CHECKING:
+    from specgov.controller.engine import Engine, StepRecord
+    from specgov.controller.engines import Engines
+
+MAX_WAITING_MESSAGES = 1024
+HELLO_TIMEOUT_S = 10.0
+
+
+class SessionEnded(Exception):  # noqa: N818 it names the event
+    """The stream ends with this status."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+
+
+class TooManyStreams(RuntimeError):  # noqa: N818 it names the state, not the act
+    """As many engines are connected as the configuration allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refresh:
+    """Decide anew: the mode or the policy changed."""
+
+
+class _InputEnded:
+    """The engine closed its side, or the connection is gone."""
+
+
+_SUPERSEDED = "superseded: a newer stream of the same engine took over"
+_EVENT_NAMES = {number: name.removeprefix("KIND_").lower() for name, number in pb.EngineEvent.Kind.items()}
+
+_Mail = pb.EngineMessage | SessionEnded | _Refresh | _InputEnded
+
+
+class Session:
+    """One ``Control`` stream, from its first message to its end."""
+
+    def __init__(
+        self, engines: Engines, telemetry: Telemetry, hello_timeout_s: float = HELLO_TIMEOUT_S
+    ) -> None:
+        self._engines = engines
+        self._telemetry = telemetry
+        self._hello_timeout_s = hello_timeout_s
+        self._mailbox: queue.SimpleQueue[_Mail] = queue.SimpleQueue()
+        self._room = threading.Event()
+        self._over = threading.Event()
+        self._engine: Engine | None = None
+        self._input_ended = False
+        self._rejections: Counter[Cause] = Counter()
+
+    # Called from other threads.
+
+    def read(self, messages: Iterable[pb.EngineMessage]) -> None:
+        """Put the stream's messages into the mailbox until the stream ends; runs on the reader's thread."""
+        try:
+            for message in messages:
+                self._mailbox.put(message)
+                while self._mailbox.qsize() >= MAX_WAITING_MESSAGES and not self._over.is_set():
+                    self._room.clear()
+                    self._room.wait(0.1)
+        except grpc.RpcError:
+            pass  # the stream was cancelled or reset; it ends like any other
+        self._mailbox.put(_InputEnded())
+
+    def end(self, code: grpc.StatusCode, details: str) -> None:
+        """End the stream with a status."""
+        self._mailbox.put(SessionEnded(code, details))
+
+    def refresh(self) -> None:
+        """Send a new decision, since what it rests on was changed."""
+        self._mailbox.put(_Refresh())
+
+    # The stream's own thread.
+
+    def run(self) -> Iterator[pb.Decision]:
+        """The decisions to send, until the engine ends its side.
+
+        Raises:
+            SessionEnded: the stream is to end with a status.
+
+        """
+        try:
+            engine = self._engine = self._greet()
+            mail: Sequence[_Mail] = (_Refresh(),)
+            while True:
+                decision = self._handle(engine, mail)
+                if decision is not None:
+                    yield decision
+                if self._input_ended:
+                    return
+                mail = self._take()
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Let go of the engine; may be called more than once, from any thread."""
+        self._over.set()
+        if self._engine is not None and self._engines.disconnect(self._engine, self):
+            self._telemetry.disconnected(self._engine)
+
+    def _greet(self) -> Engine:
+        """Wait for the first message, which must say who the engine is, and take the engine over."""
+        try:
+            first = self._mailbox.get(timeout=self._hello_timeout_s)
+        except queue.Empty:
+            raise SessionEnded(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"no EngineInfo came within {self._hello_timeout_s:g} s"
+            ) from None
+        if isinstance(first, SessionEnded):
+            raise first
+        if not isinstance(first, pb.EngineMessage) or first.WhichOneof("message") != "info":
+            self._telemetry.rejected(Cause.MISSING_INFO)
+            raise SessionEnded(
+                grpc.StatusCode.FAILED_PRECONDITION, "the first message of a stream must be EngineInfo"
+            )
+        return self._connect(first.info)
+
+    def _connect(self, info: pb.EngineInfo) -> Engine:
+        try:
+            engine, older = self._engines.connect(self, info, check_info(info))
+        except RejectedMessage as error:
+            self._telemetry.rejected(error.cause)
+            raise SessionEnded(grpc.StatusCode.INVALID_ARGUMENT, f"EngineInfo: {error}") from error
+        except PolicyError as error:
+            raise SessionEnded(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        except TooManyStreams as error:
+            raise SessionEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+        if older is not None:
+            older.end(grpc.StatusCode.ABORTED, _SUPERSEDED)
+        self._telemetry.connected(engine, superseded=older is not None)
+        return engine
+
+    def _take(self) -> list[_Mail]:
+        """All mail that waits, at least one piece."""
+        mail = [self._mailbox.get()]
+        with contextlib.suppress(queue.Empty):
+            while len(mail) < MAX_WAITING_MESSAGES:
+                mail.append(self._mailbox.get_nowait())
+        self._room.set()
+        return mail
+
+    def _handle(self, engine: Engine, mail: Sequence[_Mail]) -> pb.Decision | None:
+        """Take in all of ``mail`` in order, then decide once if anything in it calls for a decision."""
+        started_s = self._telemetry.timer()
+        records: list[StepRecord] = []
+        with engine.lock:
+            if engine.session is not self:
+                raise SessionEnded(grpc.StatusCode.ABORTED, _SUPERSEDED)
+            switches = engine.tier_switches
+            wanted = [self._take_in(engine, piece, records) for piece in mail]
+            decision = engine.decide() if any(wanted) and not self._input_ended else None
+            self._telemetry.stepped(engine, records, decision)
+        if decision is not None:
+            self._telemetry.decided(
+                decision,
+                switched=engine.tier_switches > switches,
+                seconds=self._telemetry.timer() - started_s,
+            )
+        return decision
+
+    def _take_in(self, engine: Engine, mail: _Mail, records: list[StepRecord]) -> bool:
+        """Take one piece of mail in; whether it calls for a new decision."""
+        if isinstance(mail, SessionEnded):
+            raise mail
+        if isinstance(mail, _InputEnded):
+            self._input_ended = True
+            return False
+        if isinstance(mail, _Refresh):
+            return True
+        kind = mail.WhichOneof("message")
+        try:
+            if kind == "report":
+                records.append(engine.observe(mail.report))
+                return True
+            if kind == "event":
+                return _apply_event(engine, mail.event)
+            if kind == "info":
+                raise RejectedMessage(
+                    Cause.REPEATED_INFO, "EngineInfo comes once, as a stream's first message"
+                )
+        except RejectedMessage as error:
+            self._reject(engine, error)
+        return False  # also for a kind of message that only a newer protocol knows
+
+    def _reject(self, engine: Engine, error: RejectedMessage) -> None:
+        """Count a bad message; log the first of its cause, the second, the fourth and so on."""
+        self._rejections[error.cause] += 1
+        count = self._rejections[error.cause]
+        self._telemetry.rejected(error.cause)
+        if count & (count - 1) == 0:
+            get_logger().warning(
+                "message rejected",
+                engine_id=engine.info.engine_id,
+                cause=error.cause.value,
+                problem=str(error),
+                times=count,
+            )
+
+
+def _apply_event(engine: Engine, event: pb.EngineEvent) -> bool:
+    """Do what an engine's event asks for; whether it calls for a new decision."""
+    get_logger().info(
+        "engine event",
+        engine_id=engine.info.engine_id,
+        kind=_EVENT_NAMES.get(event.kind, str(event.kind)),
+        step_id=event.step_id,
+    )
+    if event.kind == pb.EngineEvent.KIND_WEIGHTS_UPDATED:
+        engine.policy.forget()
+        return True
+    return event.kind == pb.EngineEvent.KIND_RESUMED

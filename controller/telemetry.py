@@ -1,0 +1,91 @@
+"""What a session tells the world: metrics, decision log and watch streams, none of which can hold it up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from specgov.controller.decision_log import DecisionLog
+from specgov.controller.logs import get_logger
+from specgov.controller.metrics import Metrics
+from specgov.controller.validation import Cause
+from specgov.controller.watch import Watcher, Watchers
+from specgov.proto.v1 import specgov_pb2 as pb
+
+if TYPE_CHECKING:
+    from specgov.controller.engine import Engine, StepRecord
+
+
+class Telemetry:
+    """Where sessions report what happened. ``timer`` (seconds) measures decision times."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        decision_log: DecisionLog | None = None,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.metrics = metrics
+        self.decision_log = decision_log
+        self.watchers = Watchers()
+        self.timer = timer
+
+    def connected(self, engine: Engine, *, superseded: bool) -> None:
+        """A stream was accepted."""
+        self.metrics.streams.inc()
+        if superseded:
+            self.metrics.streams_superseded.inc()
+        if self.decision_log is not None:
+            self.decision_log.stream(engine.info, engine.policy_text)
+        get_logger().info(
+            "engine connected",
+            engine_id=engine.info.engine_id,
+            boot_id=engine.info.boot_id,
+            model=engine.info.model,
+            tiers=list(engine.spec.tiers),
+            policy=engine.policy_text,
+            superseded=superseded,
+        )
+
+    def disconnected(self, engine: Engine) -> None:
+        """A stream ended and no other has the engine."""
+        get_logger().info("engine disconnected", engine_id=engine.info.engine_id, reports=engine.reports)
+
+    def rejected(self, cause: Cause) -> None:
+        """A message was rejected."""
+        self.metrics.count_rejected(cause)
+
+    def stepped(self, engine: Engine, records: Sequence[StepRecord], decision: pb.Decision | None) -> None:
+        """Steps were observed, and ``decision`` (None: none was made) came of them; the engine's lock is held."""
+        if not records:
+            return
+        self.metrics.reports.inc(len(records))
+        dropped = sum(record.reports_dropped for record in records)
+        if dropped:
+            self.metrics.reports_dropped.inc(dropped)
+        if self.decision_log is not None:
+            self.decision_log.steps(engine.info.engine_id, records, decision, engine.mode)
+        if self.watchers.all:
+            self._show(engine, records)
+
+    def decided(self, decision: pb.Decision, *, switched: bool, seconds: float) -> None:
+        """A decision was made."""
+        self.metrics.count_decision(decision.reason, decision.num_steps)
+        self.metrics.decision_seconds.observe(seconds)
+        if switched:
+            self.metrics.tier_switches.inc()
+
+    def _show(self, engine: Engine, records: Sequence[StepRecord]) -> None:
+        for record in records:
+            wanting = [watcher for watcher in self.watchers.all if watcher.wants(engine.info.engine_id)]
+            if wanting:
+                summary = engine.summary(record)
+                for watcher in wanting:
+                    self._hand_over(watcher, summary)
+
+    def _hand_over(self, watcher: Watcher, summary: pb.StepSummary) -> None:
+        watcher.put(summary)
+        if watcher.too_slow:
+            self.watchers.remove(watcher)
+            self.metrics.watchers_dropped.inc()
