@@ -24,8 +24,8 @@ _POLL_S = 0.05
 def sidecar_process(folder: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """Start ``specgov serve`` on a socket in ``folder``, and stop it at the end.
 
-    It is out of reach of the terminal's Ctrl-C, so that it can be stopped after its engine. What it says goes to
-    ``sidecar.log`` in the folder.
+    It is out of reach of the terminal's Ctrl-C, so that it can be stopped after its engine. What it says goes
+    to ``sidecar.log`` in the folder.
 
     Args:
         folder: a private one, short enough for a socket's path.
