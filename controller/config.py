@@ -35,42 +35,60 @@ class _Section(BaseModel):
 class DecisionLogConfig(_Section):
     """``[decision_log]``: one JSON line for each step; off without a path."""
 
-    path: str | None = Field(None, min_length=1, description="file of the decision log; none = no log")
-    max_mb: float = Field(64.0, gt=0, le=100_000, description="size at which a file is rotated, in MB")
-    keep_files: int = Field(4, ge=0, le=1000, description="rotated files that are kept")
-    flush_s: float = Field(1.0, ge=0.01, le=60, description="seconds between writes")
-    queue_rows: int = Field(65_536, ge=1, le=10_000_000, description="rows that may wait for the disk")
+    path: str | None = Field(
+        default=None, min_length=1, description="file of the decision log; none = no log"
+    )
+    max_mb: float = Field(
+        default=64.0, gt=0, le=100_000, description="size at which a file is rotated, in MB"
+    )
+    keep_files: int = Field(default=4, ge=0, le=1000, description="rotated files that are kept")
+    flush_s: float = Field(default=1.0, ge=0.01, le=60, description="seconds between writes")
+    queue_rows: int = Field(
+        default=65_536, ge=1, le=10_000_000, description="rows that may wait for the disk"
+    )
 
 
 class LogConfig(_Section):
     """``[log]``: the sidecar's own messages, on stderr."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity shown")
-    format: Literal["auto", "console", "json"] = Field("auto", description="auto = console on a terminal")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least severity shown"
+    )
+    format: Literal["auto", "console", "json"] = Field(
+        default="auto", description="auto = console on a terminal"
+    )
 
 
 class ServeConfig(_Section):
     """All that ``specgov serve`` can be told."""
 
     listen: str | None = Field(
-        None, min_length=1, description="unix:///PATH or HOST:PORT; none = specgov.sock in the runtime folder"
+        default=None,
+        min_length=1,
+        description="unix:///PATH or HOST:PORT; none = specgov.sock in the runtime folder",
     )
     socket_group: str | None = Field(
-        None, min_length=1, description="group that may use the socket too (0660 instead of 0600)"
+        default=None, min_length=1, description="group that may use the socket too (0660 instead of 0600)"
     )
-    allow_remote: bool = Field(False, description="let HOST:PORT be other than loopback")
+    allow_remote: bool = Field(default=False, description="let HOST:PORT be other than loopback")
     policy: str = Field(
-        DEFAULT_POLICY, description="policy of engines that get no other, as in threshold:32:3"
+        default=DEFAULT_POLICY, description="policy of engines that get no other, as in threshold:32:3"
     )
-    profile: str = Field(DEFAULT_PROFILE, description="step-time profile where an engine names none")
-    mode: Literal["active", "shadow", "frozen", "off"] = Field("active", description="mode of new engines")
-    max_streams: int = Field(128, ge=1, le=4096, description="engines connected at the same time")
-    max_watchers: int = Field(8, ge=1, le=256, description="watch streams at the same time")
-    max_engines: int = Field(1024, ge=1, le=100_000, description="engines whose state is remembered")
-    ttl_steps: int = Field(50, ge=1, le=1_000_000, description="steps for which a decision holds")
-    ttl_ms: int = Field(1000, ge=1, le=3_600_000, description="milliseconds for which a decision holds")
-    seed: int = Field(0, ge=0, description="seed of the policies' randomness")
-    metrics: str | None = Field(None, min_length=1, description="HOST:PORT of the Prometheus endpoint")
+    profile: str = Field(default=DEFAULT_PROFILE, description="step-time profile where an engine names none")
+    mode: Literal["active", "shadow", "frozen", "off"] = Field(
+        default="active", description="mode of new engines"
+    )
+    max_streams: int = Field(default=128, ge=1, le=4096, description="engines connected at the same time")
+    max_watchers: int = Field(default=8, ge=1, le=256, description="watch streams at the same time")
+    max_engines: int = Field(default=1024, ge=1, le=100_000, description="engines whose state is remembered")
+    ttl_steps: int = Field(default=50, ge=1, le=1_000_000, description="steps for which a decision holds")
+    ttl_ms: int = Field(
+        default=1000, ge=1, le=3_600_000, description="milliseconds for which a decision holds"
+    )
+    seed: int = Field(default=0, ge=0, description="seed of the policies' randomness")
+    metrics: str | None = Field(
+        default=None, min_length=1, description="HOST:PORT of the Prometheus endpoint"
+    )
     decision_log: DecisionLogConfig = DecisionLogConfig()
     log: LogConfig = LogConfig()
 
@@ -87,7 +105,7 @@ class ServeConfig(_Section):
 def load_config(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> ServeConfig:
     """The configuration in the file ``path`` (None = defaults), with ``overrides`` over it.
 
-    ``overrides`` has dotted keys, as in ``{"policy": "static:3", "log.level": "debug"}``; a value of None is no override.
+    ``overrides`` has dotted keys, as in ``{"policy": "static:3", "log.level": "debug"}``; None is none.
 
     Raises:
         ConfigError: the file cannot be read or parsed, or a key or value is wrong.
@@ -146,7 +164,7 @@ def _problem(detail: dict[str, Any], text: str, path: str | Path | None, overrid
 
 
 def line_of_key(text: str, keys: list[str]) -> int | None:
-    """The line (from 1) of a TOML text on which a key stands, or failing that its table; None if neither is found."""
+    """The line (from 1) on which a key stands in a TOML text, failing that its table's; None without both."""
     table: list[str] = []
     table_line = None
     for number, line in enumerate(text.splitlines(), start=1):

@@ -38,8 +38,8 @@ WARM_UP_REQUESTS = 2**17
 def decide(request: pb.DecideRequest, config: ServeConfig) -> pb.Decision:
     """The answer to ``request``.
 
-    A named policy is a fresh one that has observed ``WARM_UP_STEPS`` steps, drawn with a fixed seed, of this batch
-    and this acceptance at the tiers that it chose.
+    A named policy is a fresh one that has observed ``WARM_UP_STEPS`` steps of this batch at the tiers that it
+    chose, drawn from this acceptance with the configured seed.
 
     Raises:
         RejectedMessage: the question is incomplete or cannot be.
@@ -79,7 +79,7 @@ def _batch(request: pb.DecideRequest) -> BatchView:
     if len(lengths) not in (0, 1, batch_size):
         raise RejectedMessage(
             Cause.LENGTH_MISMATCH,
-            f"seq_len_tokens has {len(lengths)} entries for a batch of {batch_size}: give one for all, or one each",
+            f"seq_len_tokens has {len(lengths)} entries for a batch of {batch_size}: give one, or one each",
         )
     longest = max(lengths, default=DEFAULT_SEQ_LEN_TOKENS)
     if longest > MAX_SEQ_LEN_TOKENS:

@@ -16,8 +16,8 @@ MAX_NEIGHBOURS_EACH_SIDE = 32
 class DecisionBuilder:
     """Builds the decisions of one policy for one engine.
 
-    The message for a range is kept as long as the policy's ranges stay the same, since most decisions differ from
-    the last only in their numbers.
+    The message for a range is kept as long as the policy's ranges stay the same, since most decisions differ
+    from the last only in their numbers.
     """
 
     def __init__(self, engine: EngineSpec, policy: Policy, ttl_steps: int, ttl_ms: int) -> None:

@@ -5,11 +5,12 @@ Schema version 1. Every file stands alone. Fields that are not known are null. `
 
 ``log``, the first line of a file: ``schema`` ("specgov.decision_log"), ``schema_version`` (1).
 
-``engine``, at the start of each stream, and again for every connected engine at the start of a new file: ``time_s`` and the fields of the
-protocol's ``EngineInfo`` by their names, and ``policy``, as in ``--policy``.
+``engine``, at the start of each stream, and again for every known engine at the start of a new file:
+``time_s``, the fields of the protocol's ``EngineInfo`` by their names, and ``policy``, as in ``--policy``.
 
 ``step``, for each accepted report, in the engine's order:
-  ``engine_id``, ``step_id``, ``batch_size``, ``padded_batch_size`` (0 = not known), ``cuda_graph_ran``, ``num_steps``;
+  ``engine_id``, ``step_id``, ``batch_size``, ``padded_batch_size`` (0 = not known), ``cuda_graph_ran``,
+  ``num_steps``;
   ``accepted``: how many live requests had 0, 1, ... num_steps accepted drafts (num_steps + 1 numbers);
   ``sum_seq_len_tokens``, ``max_seq_len_tokens``, ``waiting_requests``, ``kv_use_ratio``;
   ``step_ms`` (null where the step's time was not valid);
@@ -18,11 +19,11 @@ protocol's ``EngineInfo`` by their names, and ``policy``, as in ``--policy``.
   knew to this one), ``engine_rule_num_steps``, ``reports_dropped`` (lost before this one);
   ``mode``: ``active``, ``shadow``, ``frozen`` or ``off``;
   ``decision``: what was decided after the step: ``decision_id``, ``known_step_id`` (several steps share a
-  decision when they arrived together), ``num_steps``, ``reason``, ``policy``, ``policy_version``, ``propensity``;
-  null where nothing was sent.
+  decision when they arrived together), ``num_steps``, ``reason``, ``policy``, ``policy_version``,
+  ``propensity``; null where nothing was sent.
 
-Rows are written by a thread of the log's own. Where the disk is full, read-only or too slow, rows are dropped and
-counted, and the sidecar goes on.
+Rows are written by a thread of the log's own. Where the disk is full, read-only or too slow, rows are dropped
+and counted, and the sidecar goes on.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,8 +77,8 @@ def open_to_append(path: Path) -> LogFile:
 class DecisionLog:
     """Writes rows to ``config.path``; ``wall_clock`` gives seconds since 1970.
 
-    ``steps`` and ``stream`` only append to a bounded queue. ``flush`` writes what waits; after ``start`` a thread
-    calls it every ``config.flush_s``.
+    ``steps`` and ``stream`` only append to a bounded queue. ``flush`` writes what waits; after ``start`` a
+    thread calls it every ``config.flush_s``.
     """
 
     def __init__(
@@ -116,7 +117,11 @@ class DecisionLog:
         self._put(lambda: self._engine_row(now_s, info, policy))
 
     def steps(
-        self, engine_id: str, records: Sequence[StepRecord], decision: pb.Decision | None, mode: pb.Mode.ValueType
+        self,
+        engine_id: str,
+        records: Sequence[StepRecord],
+        decision: pb.Decision | None,
+        mode: pb.Mode.ValueType,
     ) -> None:
         """Steps were observed, after which ``decision`` was made."""
         now_s = self._wall_clock()
@@ -273,7 +278,7 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 def _ends_with_newline(path: Path) -> bool:
-    """Whether a file that is not empty ends with a whole line; a crash or a full disk may have cut the last one."""
+    """Whether a file that is not empty ends with a whole line; a crash or a full disk may have cut it."""
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"

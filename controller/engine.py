@@ -1,4 +1,4 @@
-"""What the sidecar knows of one engine, kept while the engine is away: rule, mode, counters, last decisions."""
+"""What the sidecar knows of one engine, also while it is away: rule, mode, counters, last decisions."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _REASON_BY_MODE = {pb.MODE_SHADOW: Reason.SHADOW, pb.MODE_FROZEN: Reason.FROZEN}
 class StepRecord:
     """A step that was reported, with what the report says beside the step itself.
 
-    ``lag_steps`` is the number of steps from the newest result known to the decision that the step followed to the
-    step; None where it followed none that is remembered.
+    ``lag_steps`` is the number of steps from the newest result that the followed decision knew to this step;
+    None where the step followed none that is remembered.
     """
 
     step: StepObservation
@@ -49,7 +49,7 @@ class StepRecord:
 class Engine:
     """One engine's state, from its first stream on.
 
-    Every method wants ``lock`` held; no lock spans engines. ``session`` is the stream that has the engine now.
+    Every method wants ``lock`` held; no lock spans engines. ``session`` is the stream that has the engine.
 
     Raises:
         PolicyError: the configured policy cannot be used on this engine.
@@ -86,8 +86,8 @@ class Engine:
     def connect(self, session: Session, info: pb.EngineInfo, spec: EngineSpec) -> Session | None:
         """Give the engine to a new stream; returns the stream that had it, if any.
 
-        A new boot restarts the step count. The rule and its estimates stay, unless the engine can do other things
-        than before.
+        A new boot restarts the step count. The rule and its estimates stay, unless the engine can do other
+        things than before.
 
         Raises:
             PolicyError: the policy cannot be used on this engine any more.
@@ -218,7 +218,7 @@ class Engine:
         self._builder = DecisionBuilder(self.spec, self.policy, self._config.ttl_steps, self._config.ttl_ms)
 
     def _lag_steps(self, report: pb.StepReport) -> int | None:
-        """Steps from the newest result known to the decision that was followed; None if it is not remembered."""
+        """Steps from the newest result that the followed decision knew; None if that is not remembered."""
         newer = self._last_decision_id - report.decision_id
         if report.decision_id == 0 or not 0 <= newer < len(self._known_step_ids):
             return None

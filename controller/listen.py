@@ -74,9 +74,7 @@ def parse_address(text: str) -> Address:
 
 
 def default_address() -> UnixAddress:
-    """``specgov/specgov.sock`` in ``$XDG_RUNTIME_DIR``, else in a folder of the user's own in the temporary folder.
-
-    The folder is made with mode 0700.
+    """``specgov.sock`` in ``default_folder()``, which is made with mode 0700.
 
     Raises:
         ListenError: the folder cannot be made, or it belongs to or can be entered by somebody else.
@@ -97,7 +95,7 @@ def default_address() -> UnixAddress:
 
 
 def default_folder() -> Path:
-    """The folder of the default socket; not made."""
+    """``specgov`` in ``$XDG_RUNTIME_DIR``, else a folder of the user's own in the temporary one; not made."""
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "specgov"
     return Path(tempfile.gettempdir()) / f"specgov-{os.getuid()}"
@@ -120,7 +118,7 @@ def _bind_unix(server: grpc.Server, address: UnixAddress, socket_group: str | No
     group_id = None if socket_group is None else _group_id(socket_group)
     _make_room(address.path)
     try:
-        # grpc makes the file in add_insecure_port: with this mask it is never open to others, not even for a moment.
+        # grpc makes the file in add_insecure_port: with this mask it is open to no other user at any moment.
         with _umask(0o177):
             server.add_insecure_port(f"unix:{address.path}")
     except RuntimeError as error:
@@ -160,8 +158,8 @@ def _make_room(path: Path) -> None:
 def _bind_tcp(server: grpc.Server, address: TcpAddress, allow_remote: bool) -> TcpAddress:
     if not allow_remote and not is_loopback(address.host):
         raise ListenError(
-            f"{address}: not a loopback address; anyone who reaches the port could change this engine's speed. "
-            "Use 127.0.0.1, or --allow-remote if you mean it"
+            f"{address}: not a loopback address, and anyone who reaches it could change the engines' speed; "
+            "use 127.0.0.1, or --allow-remote if you mean it"
         )
     check_port_is_free(address)
     try:

@@ -34,8 +34,8 @@ DRAIN_GRACE_S = 1.0
 class Sidecar:
     """A sidecar in this process.
 
-    ``start`` makes it serve and ``stop`` drains it; ``address`` and ``metrics_address`` are what it listens on.
-    ``clock`` (seconds, monotonic) is what policies see.
+    ``start`` makes it serve and ``stop`` drains it; ``address`` and ``metrics_address`` are what it listens
+    on. ``clock`` (seconds, monotonic) is what policies see.
 
     Raises:
         ListenError: an address cannot be listened on.
@@ -88,7 +88,10 @@ class Sidecar:
         get_logger().info("serving", address=str(self.address), policy=self.config.policy)
 
     def stop(self, grace_s: float = DRAIN_GRACE_S) -> None:
-        """Drain: not serving any more, streams end with a status, what is written is written; within ``grace_s`` + 0.5 s."""
+        """Drain: health says not serving, streams end with a status, the log is written.
+
+        Takes at most ``grace_s`` and half a second.
+        """
         self._health.enter_graceful_shutdown()
         self._controller.drain()
         self._admin.drain()

@@ -25,7 +25,7 @@ DRAINING = "draining: this sidecar is being stopped"
 
 
 HANDSHAKES = 16
-"""Streams above the limit of engines that may be open at the same time, for newcomers that take an engine over."""
+"""Streams above the limit of engines that may be open at the same time, for some that take engines over."""
 
 
 class SpeculationController(pb_grpc.SpeculationControllerServicer):
@@ -81,7 +81,7 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
             if len(self._sessions) >= self._config.max_streams + HANDSHAKES:
                 raise SessionEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams are open")
             self._sessions.add(session)
-        # The stream's thread may be asleep in a send when the connection goes: this tells it, and frees the engine.
+        # The stream's thread may be asleep when the connection goes: this wakes it, and frees the engine.
         if not context.add_callback(lambda: self._close(session)):
             raise SessionEnded(grpc.StatusCode.CANCELLED, "the stream ended before it began")
 
@@ -101,7 +101,9 @@ class ControllerAdmin(pb_grpc.ControllerAdminServicer):
         self._telemetry = telemetry
 
     def ListEngines(  # noqa: N802
-        self, request: pb.ListEnginesRequest, context: grpc.ServicerContext
+        self,
+        request: pb.ListEnginesRequest,  # noqa: ARG002 it is empty
+        context: grpc.ServicerContext,  # noqa: ARG002 nothing can go wrong
     ) -> pb.ListEnginesResponse:
         """All engines that are known."""
         response = pb.ListEnginesResponse()

@@ -1,9 +1,9 @@
 """One engine's stream: messages in, observed in order; one decision out for all that had come in.
 
-Two threads share a session. The reader puts messages into the mailbox; the stream's own thread takes all that wait,
-observes them, decides once, and sends. So a slow reader or a burst costs decisions, which the newest replaces
-anyway, and no queue of them grows. When the mailbox is full the reader stops reading, and the engine's client drops
-and counts its oldest reports.
+Two threads share a session. The reader puts messages into the mailbox; the stream's own thread takes all that
+wait, observes them, decides once, and sends. So a slow reader or a burst costs decisions, which the newest
+replaces anyway, and no queue of them grows. When the mailbox is full the reader stops reading, and the
+engine's client drops and counts its oldest reports.
 """
 
 from __future__ import annotations

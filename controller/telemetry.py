@@ -57,7 +57,7 @@ class Telemetry:
         self.metrics.count_rejected(cause)
 
     def stepped(self, engine: Engine, records: Sequence[StepRecord], decision: pb.Decision | None) -> None:
-        """Steps were observed, and ``decision`` (None: none was made) came of them; the engine's lock is held."""
+        """Steps were observed, and ``decision`` (None: none) came of them; the engine's lock is held."""
         if not records:
             return
         self.metrics.reports.inc(len(records))

@@ -1,12 +1,13 @@
 """From protocol messages to what rules see: everything that an engine says is checked here and nowhere else.
 
-A bad message raises ``RejectedMessage``; its cause is one of a fixed set, so that it can be a metric's label. Nothing
-is learnt from a rejected message.
+A bad message raises ``RejectedMessage``; its cause is one of a fixed set, so that it can be a metric's label.
+Nothing is learnt from a rejected message.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -247,7 +248,7 @@ def _step_ms(report: pb.StepReport) -> float | None:
 def _graph_batch_sizes(info: pb.EngineInfo) -> tuple[int, ...]:
     sizes = tuple(info.graph_batch_sizes)
     if len(sizes) > MAX_GRAPH_BATCH_SIZES or (
-        sizes and not (_ascending(sizes) and 1 <= sizes[0] and sizes[-1] <= MAX_BATCH_SIZE)
+        sizes and not (_ascending(sizes) and sizes[0] >= 1 and sizes[-1] <= MAX_BATCH_SIZE)
     ):
         raise RejectedMessage(
             Cause.BAD_GRAPH_SIZES,
@@ -272,4 +273,4 @@ def _check_at_most(field: str, value: int, limit: int) -> None:
 
 
 def _ascending(values: tuple[int, ...]) -> bool:
-    return all(a < b for a, b in zip(values, values[1:], strict=False))
+    return all(a < b for a, b in itertools.pairwise(values))

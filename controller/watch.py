@@ -13,7 +13,7 @@ MAX_WAITING_SUMMARIES = 1000
 
 
 class Watcher:
-    """One watch stream: one summary in ``every_steps`` of one engine, or of all where ``engine_id`` is empty."""
+    """One watch stream: one summary in ``every_steps`` of one engine, of each if ``engine_id`` is empty."""
 
     def __init__(self, engine_id: str, every_steps: int) -> None:
         self.engine_id = engine_id

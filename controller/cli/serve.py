@@ -25,7 +25,9 @@ def serve(
     log_level: Literal["debug", "info", "warning", "error"] | None = None,
     log_format: Literal["auto", "console", "json"] | None = None,
 ) -> int:
-    """Run the sidecar until SIGTERM or Ctrl-C. What is not given comes from the configuration file, else its default.
+    """Run the sidecar until SIGTERM or Ctrl-C.
+
+    What is not given here comes from the configuration file, and what is not there either has its default.
 
     Args:
         config: Configuration file (specgov.toml).
