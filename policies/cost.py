@@ -1,0 +1,301 @@
+"""What a step costs: a profile, corrected online, with its uncertainty.
+
+``T(b, k, c) = base(b, k) * exp(f(log2 b, k)) + attention(b, k, c) * exp(a)``: ``base`` is the profile's step
+time without context and ``attention`` what context adds to it; without a profile both come from
+``GenericStepTime``. The log-ratio ``f`` is a Gaussian process with a smooth prior over batch size and tier,
+held on a grid (half octaves by tiers, linear between) together with ``a``, and filtered
+recursively: one extended Kalman step for each timed decode step (Särkkä, "Bayesian Filtering and Smoothing",
+2013).
+
+- Prior of ``f``: a common scale, a smooth curve over batch size, a random walk over ``log2(1 + k)`` from tier
+  0 on whose weight is partly common to all batch sizes and partly local, and a little of each cell's own.
+- Robust: an innovation counts with the weight of a Student-t error, so that a stall moves nothing, yet a
+  lasting change does.
+- Forgetting: covariance flows back to the prior's over ``memory_steps``; at once, for the most part, when the
+  change detector (``change.py``, on standardised innovations) raises an alarm.
+- The noise of single steps is estimated along.
+
+Predictions are made monotone in k, which moves the less certain of two estimates that disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgov.policies.change import ChangeConfig, ChangeDetector
+from specgov.policies.types import EngineSpec, StepObservation, StepTime
+
+Floats = NDArray[np.float64]
+
+_NODES_PER_OCTAVE = 2
+_FORGET_EVERY_STEPS = 16
+_LARGEST_MODELLED_BATCH = 4_096
+_CONTEXT_RESOLUTION = 0.05
+_PROBE_CONTEXT_TOKENS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CostConfig:
+    """Parameters of the estimator; standard deviations are of log step time.
+
+    ``scale_sd``: common to all cells. ``batch_sd``: by batch size, smooth over ``batch_octaves``.
+    ``depth_sd``: of the ratio of tier 1 to tier 0, growing with the root of ``log2(1 + k)``; half of its
+    variance is common to all batch sizes. ``cell_sd``: each cell's own. ``attention_sd``: of the cost of
+    context. ``noise_sd``: of single steps, a first guess; ``least_noise_sd`` bounds the estimate.
+    ``student_df``: degrees of freedom of the error. ``memory_steps``: how long evidence counts.
+    ``kept_after_change``: share of the evidence that survives an alarm of ``change``.
+    """
+
+    scale_sd: float = 1.0
+    batch_sd: float = 0.35
+    batch_octaves: float = 2.0
+    depth_sd: float = 0.25
+    cell_sd: float = 0.02
+    attention_sd: float = 0.7
+    noise_sd: float = 0.05
+    least_noise_sd: float = 0.01
+    student_df: float = 4.0
+    memory_steps: float = 10_000.0
+    kept_after_change: float = 0.3
+    change: ChangeConfig = field(default_factory=ChangeConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class GenericStepTime:
+    """The shape of step time on a server of which nothing is known; implements ``types.StepTime``.
+
+    ``fixed_ms + draft_ms k + token_ms b (k + 1) + context_ms_per_token * context``: weights read once, a
+    draft pass a draft step, arithmetic by verified token, the KV cache read once. An assumption of the right
+    order for an 8-billion-parameter model on a data-centre GPU; the scale is learnt within a few steps, the
+    shape as tiers and batch sizes are met.
+    """
+
+    fixed_ms: float = 6.0
+    draft_ms: float = 0.3
+    token_ms: float = 0.015
+    context_ms_per_token: float = 3e-5
+
+    def step_ms(
+        self,
+        batch_size: NDArray[np.int64] | int,
+        num_steps: NDArray[np.int64] | int,
+        sum_seq_len_tokens: NDArray[np.int64] | Floats | float,
+    ) -> Floats:
+        """Expected duration in ms; the arguments broadcast against each other."""
+        batch, tier = np.asarray(batch_size), np.asarray(num_steps)
+        context = self.context_ms_per_token * np.asarray(sum_seq_len_tokens, dtype=np.float64)
+        return np.asarray(self.fixed_ms + self.draft_ms * tier + self.token_ms * batch * (tier + 1) + context)
+
+
+class CostEstimator:
+    """Step time by batch size and tier, learnt from timed steps.
+
+    Args:
+        engine: its tiers, graph batch sizes and largest batch give the grid.
+        step_time: the profile, None for ``GenericStepTime``.
+        config: parameters.
+
+    Attributes: batch_sizes: the grid of batch sizes, ascending, shape (G,): the engine's graph sizes, and
+        more where it has none or its batches can be larger. A batch size costs what the next larger one of
+        them costs.
+
+    """
+
+    def __init__(
+        self, engine: EngineSpec, step_time: StepTime | None = None, config: CostConfig | None = None
+    ) -> None:
+        self.config = config or CostConfig()
+        self._step_time: StepTime = step_time or GenericStepTime()
+        self._graph_batch_sizes = engine.graph_batch_sizes
+        self._tiers = np.asarray(engine.tiers)
+        self._tier_index = {tier: index for index, tier in enumerate(engine.tiers)}
+        self.batch_sizes = _batch_grid(engine)
+        octave = np.log2(self.batch_sizes) * _NODES_PER_OCTAVE
+        count = int(np.ceil(octave[-1])) + 1
+        self._node = np.minimum(octave.astype(np.intp), max(count - 2, 0))
+        self._share = octave - self._node
+        self._nodes = max(count, 2)
+        self._prior_covariance = _prior_covariance(self._nodes, self._tiers, self.config)
+        self._detector = ChangeDetector(self.config.change)
+        self._free_ms = self._profile_ms(_PROBE_CONTEXT_TOKENS)
+        self._attention_ms = np.zeros_like(self._free_ms)
+        self._context = -1.0
+        self.forget()
+
+    def forget(self) -> None:
+        """Return to the profile."""
+        size = len(self._prior_covariance)
+        self._mean = np.zeros(size)
+        self._covariance = self._prior_covariance.copy()
+        self._noise = self.config.noise_sd**2
+        self._since_forgetting = 0
+        self._detector.restart()
+
+    @property
+    def changes(self) -> int:
+        """Changes found so far."""
+        return self._detector.alarms
+
+    @property
+    def noise_sd(self) -> float:
+        """Standard deviation of the log of single steps' times."""
+        return float(np.sqrt(self._noise))
+
+    def grid_index(self, batch_size: int) -> int:
+        """Index in ``batch_sizes`` of what ``batch_size`` is padded to; the last for anything larger."""
+        return min(int(np.searchsorted(self.batch_sizes, batch_size)), len(self.batch_sizes) - 1)
+
+    def observe(self, step: StepObservation) -> bool:
+        """Learn from a timed step; True if it revealed a change. Steps without a valid time are left out."""
+        tier = self._tier_index.get(step.num_steps)
+        if tier is None or step.step_ms is None or not 0 < step.step_ms < np.inf or step.batch_size < 1:
+            return False
+        if step.cuda_graph_ran is False and step.batch_size <= max(self._graph_batch_sizes, default=0):
+            return False
+        self._forget_a_little()
+        self._refresh(step.sum_seq_len_tokens / step.batch_size)
+        grid = self.grid_index(max(step.batch_size, step.padded_batch_size))
+        return self._filter(grid, tier, float(np.log(step.step_ms)))
+
+    def predict(self, mean_context_tokens: float) -> Floats:
+        """Expected step time in ms by grid batch size and tier, shape (G, number of tiers)."""
+        self._refresh(mean_context_tokens)
+        return self._monotone(self._ms(self._mean))
+
+    def log_covariance(self, grid_index: int) -> Floats:
+        """Covariance of the log step time between tiers at a grid batch size, shape (tiers, tiers)."""
+        rows = self._rows(grid_index)
+        return np.asarray(rows @ self._covariance @ rows.T)
+
+    def sample(
+        self, mean_context_tokens: float, rng: np.random.Generator, temperature: float = 1.0
+    ) -> Floats:
+        """One draw from the posterior of ``predict``; ``temperature`` scales its deviations."""
+        self._refresh(mean_context_tokens)
+        values, vectors = np.linalg.eigh(self._covariance)
+        deviation = vectors @ (np.sqrt(np.maximum(values, 0.0)) * rng.standard_normal(len(values)))
+        return np.maximum.accumulate(self._ms(self._mean + temperature * deviation), axis=1)
+
+    # -- learning --------------------------------------------------------------------------------
+
+    def _filter(self, grid: int, tier: int, log_ms: float) -> bool:
+        predicted, parts = self._linearise(grid, tier)
+        spread: Floats = np.zeros(len(self._mean))
+        for index, weight in parts:
+            spread += weight * self._covariance[:, index]
+        own = sum(weight * float(spread[index]) for index, weight in parts)
+        innovation = log_ms - predicted
+        total = own + self._noise
+        trust = min(1.0, (self.config.student_df + 1) / (self.config.student_df + innovation**2 / total))
+        gain = spread / (own + self._noise / trust)
+        self._mean += gain * innovation
+        self._covariance -= np.outer(gain, spread)
+        seen = min(innovation**2, 9 * total) - own
+        self._noise += 0.02 * (seen - self._noise) if own < self._noise else 0.0
+        self._noise = max(self._noise, self.config.least_noise_sd**2)
+        if not self._detector.update(innovation / np.sqrt(total)):
+            return False
+        kept = self.config.kept_after_change
+        self._covariance = kept * self._covariance + (1 - kept) * self._prior_covariance
+        return True
+
+    def _linearise(self, grid: int, tier: int) -> tuple[float, list[tuple[int, float]]]:
+        """Predicted log time of a cell, and the states that it depends on with their derivatives."""
+        node, share, tiers = int(self._node[grid]), float(self._share[grid]), len(self._tiers)
+        low, high = node * tiers + tier, (node + 1) * tiers + tier
+        correction = (1 - share) * self._mean[low] + share * self._mean[high]
+        free = float(self._free_ms[grid, tier] * np.exp(correction))
+        attention = float(self._attention_ms[grid, tier] * np.exp(self._mean[-1]))
+        total = free + attention
+        part = free / total
+        return float(np.log(total)), [
+            (low, part * (1 - share)),
+            (high, part * share),
+            (-1, attention / total),
+        ]
+
+    def _forget_a_little(self) -> None:
+        self._since_forgetting += 1
+        if self._since_forgetting == _FORGET_EVERY_STEPS:
+            self._since_forgetting = 0
+            share = min(_FORGET_EVERY_STEPS / self.config.memory_steps, 1.0)
+            self._covariance += share * (self._prior_covariance - self._covariance)
+
+    # -- predicting ------------------------------------------------------------------------------
+
+    def _refresh(self, mean_context_tokens: float) -> None:
+        """The context's share of the profile, made again when the mean context has moved by a twentieth."""
+        if abs(mean_context_tokens - self._context) <= _CONTEXT_RESOLUTION * self._context:
+            return
+        self._context = max(mean_context_tokens, 0.0)
+        self._attention_ms = np.maximum(self._profile_ms(self._context) - self._free_ms, 0.0)
+
+    def _profile_ms(self, mean_context_tokens: float) -> Floats:
+        batch = self.batch_sizes[:, None]
+        return np.asarray(
+            self._step_time.step_ms(batch, self._tiers[None, :], np.float64(mean_context_tokens) * batch)
+        )
+
+    def _ms(self, state: Floats) -> Floats:
+        correction = state[:-1].reshape(self._nodes, len(self._tiers))
+        share = self._share[:, None]
+        log_ratio = (1 - share) * correction[self._node] + share * correction[self._node + 1]
+        return np.asarray(self._free_ms * np.exp(log_ratio) + self._attention_ms * np.exp(state[-1]))
+
+    def _monotone(self, ms: Floats) -> Floats:
+        for grid in np.flatnonzero((np.diff(ms, axis=1) < 0).any(axis=1)):
+            variance = np.maximum(np.diag(self.log_covariance(int(grid))), 1e-12)
+            ms[grid] = _isotonic(ms[grid], 1.0 / variance)
+        return ms
+
+    def _rows(self, grid: int) -> Floats:
+        tiers = len(self._tiers)
+        rows = np.zeros((tiers, len(self._mean)))
+        for tier in range(tiers):
+            for index, weight in self._linearise(grid, tier)[1]:
+                rows[tier, index] += weight
+        return rows
+
+
+def _batch_grid(engine: EngineSpec) -> NDArray[np.int64]:
+    """Graph sizes up to the largest batch; single sizes, later steps of 9 %, where there is no graph."""
+    largest = min(engine.largest_batch_size, _LARGEST_MODELLED_BATCH)
+    if engine.graph_batch_sizes and not engine.max_running_requests:
+        largest = max(engine.graph_batch_sizes)
+    graphs = [size for size in engine.graph_batch_sizes if size < largest]
+    padded = [size for size in engine.graph_batch_sizes if size >= largest][:1]
+    if padded:
+        return np.array(graphs + padded)
+    start = graphs[-1] if graphs else 0
+    octaves = np.floor(2 ** np.arange(0, np.log2(largest) + 1, 0.125)).astype(int)
+    loose = [int(size) for size in np.unique(octaves) if start < size < largest]
+    return np.array([*graphs, *loose, largest])
+
+
+def _prior_covariance(nodes: int, tiers: NDArray[np.int64], config: CostConfig) -> Floats:
+    octave = np.arange(nodes) / _NODES_PER_OCTAVE
+    near = np.exp(-((octave[:, None] - octave[None, :]) ** 2) / (2 * config.batch_octaves**2))
+    depth = np.log2(1.0 + tiers)
+    walk = np.minimum(depth[:, None], depth[None, :]) - 0.0
+    ones = np.ones((len(tiers), len(tiers)))
+    by_cell = config.scale_sd**2 + config.batch_sd**2 * np.kron(near, ones)
+    by_cell = by_cell + config.depth_sd**2 * np.kron(0.5 + 0.5 * near, walk)
+    size = nodes * len(tiers)
+    covariance = np.zeros((size + 1, size + 1))
+    covariance[:size, :size] = by_cell + config.cell_sd**2 * np.eye(size)
+    covariance[size, size] = config.attention_sd**2
+    return covariance
+
+
+def _isotonic(values: Floats, weights: Floats) -> Floats:
+    """Nearest non-decreasing sequence in weighted least squares (pool adjacent violators)."""
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        blocks.append((value, weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (v1, w1, n1), (v2, w2, n2) = blocks[-2:]
+            blocks[-2:] = [((v1 * w1 + v2 * w2) / (w1 + w2), w1 + w2, n1 + n2)]
+    return np.array([value for value, _, count in blocks for _ in range(count)])

@@ -1,0 +1,168 @@
+"""The rate-optimal tier by posterior mean, with rare probes and hysteresis.
+
+Formula: for each batch size the tier with the largest ``E[tok | k] / T(k)``, where ``E[tok | k]`` comes from
+``acceptance.py`` for the live requests and ``T(k)`` from ``cost.py``.
+
+- Hysteresis: a tier is left only when another promises ``margin`` more, and ``doubt`` standard deviations of
+  the log ratio of the two rates, up to ``largest_margin``.
+- Probes: one step at a tier that may be better. Tier t is worth it when its knowledge gradient ``s f(-d /
+  s)``, ``f(z) = pdf(z) + z cdf(z)``, over ``horizon_steps`` exceeds the loss ``d`` of the step: d is the log
+  ratio of the rates, s the standard deviation of what one such step will move it by. At most one in
+  ``probe_every_steps``.
+- Tier 0 shows no acceptance at all. There the best positive tier is also probed after ``blind_steps`` steps,
+  and after twice as many each time that this changes nothing, up to ``largest_blind_steps``.
+- Where the draft's KV cache goes cold at tier 0, acceptance of the running requests suffers until they end:
+  tier 0 must win by ``cold_draft_margin`` more, and blind probes come a quarter as often, since cold requests
+  tell little.
+
+Source: the decision model of ``model.py``, by certainty equivalence; the knowledge gradient is that of
+Frazier, Powell and Dayanik, "A knowledge-gradient policy for sequential information collection", SIAM J.
+Control Optim. 2008.
+Regimes: any batch, mix and hardware, with or without a profile; near the per-step optimum where a step's
+choice has no later effect (warm draft KV, cheap switches), and blind to queues and latency targets.
+Defaults: see ``Config``; margins are relative, intervals in steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgov.policies.rate_model import RateModel, Rates
+from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, Reason, StepObservation
+
+Floats = NDArray[np.float64]
+
+
+@final
+class Greedy:
+    """The tier with the largest expected output rate, by learnt acceptance and step times."""
+
+    name: ClassVar[str] = "greedy"
+    version: ClassVar[str] = "1"
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """Options, as in the module's docstring."""
+
+        margin: float = 0.002
+        doubt: float = 0.25
+        largest_margin: float = 0.01
+        horizon_steps: float = 200.0
+        probe_every_steps: int = 6
+        blind_steps: int = 50
+        largest_blind_steps: int = 400
+        cold_draft_margin: float = 0.03
+
+        def __post_init__(self) -> None:
+            if not 0 <= self.margin <= self.largest_margin < 1:
+                raise PolicyError("margins must satisfy 0 <= margin <= largest_margin < 1")
+            if not 1 <= self.blind_steps <= self.largest_blind_steps:
+                raise PolicyError("blind steps must satisfy 1 <= blind_steps <= largest_blind_steps")
+            if self.probe_every_steps < 1:
+                raise PolicyError(f"probe_every_steps must be 1 or more, not {self.probe_every_steps}")
+            for name in ("doubt", "horizon_steps", "cold_draft_margin"):
+                if getattr(self, name) < 0:
+                    raise PolicyError(f"{name} must be 0 or more, not {getattr(self, name)}")
+
+    def __init__(self, context: PolicyContext, config: Config) -> None:
+        self._config = config
+        self._engine = context.engine
+        self.model = RateModel(context, config.cold_draft_margin)
+        self._current = np.full(len(self.model.cost.batch_sizes), -1, dtype=np.intp)
+        self._since_probe = 0
+        self._blind_for = 0
+        self._blind_limit = 0
+        self._restart_probes()
+
+    def observe(self, step: StepObservation) -> None:
+        """Learn from a step."""
+        if self.model.observe(step):
+            self._restart_probes()
+        self._blind_for = 0 if step.num_steps > 0 else self._blind_for + 1
+        self._since_probe += 1
+
+    def choose(self, batch: BatchView) -> Choice:
+        """The best tier for every batch size, or one step of a probe for the batch's own."""
+        rates = self.model.rates(batch)
+        spread = self.model.log_ratio_sd(rates)
+        held = self._settle(rates, spread)
+        choices, reason = self._current, Reason.HOLD if held else Reason.POLICY
+        probe = self._probe(rates, spread)
+        if probe is not None:
+            choices, reason = self._with_probe(rates.grid, probe), Reason.EXPLORATION
+        return Choice(self.model.ranges(choices), reason, 1.0, rates.tokens, rates.ms[rates.grid])
+
+    def forget(self) -> None:
+        """Drop what is known of acceptance; step times stay."""
+        self.model.acceptance.forget()
+        self._restart_probes()
+
+    def estimates(self) -> dict[str, float]:
+        """Acceptance of a typical request by position, spread between requests, noise, changes found."""
+        return self.model.estimates()
+
+    def _settle(self, rates: Rates, spread: Floats) -> bool:
+        """Move batch sizes to their best tier where that pays; True if the asked one stays with another."""
+        config, grid = self._config, rates.grid
+        best = np.argmax(rates.log_rate, axis=1)
+        rows = np.arange(len(best))
+        new = self._current < 0
+        margin = np.full(len(best), config.margin)
+        if not new[grid]:
+            doubt = config.doubt * float(spread[self._current[grid], best[grid]])
+            margin[grid] = min(config.margin + doubt, config.largest_margin)
+        moves = new | (rates.log_rate[rows, best] > rates.log_rate[rows, self._current] + margin)
+        self._current = np.where(moves, best, self._current)
+        return bool(self._current[grid] != best[grid])
+
+    def _probe(self, rates: Rates, spread: Floats) -> int | None:
+        """Index of a tier worth one step, None where there is none."""
+        current = int(self._current[rates.grid])
+        others = np.flatnonzero(np.arange(len(spread)) != current)
+        if not len(others) or self._since_probe < self._config.probe_every_steps:
+            return None
+        log_rate = rates.log_rate[rates.grid]
+        loss = np.maximum(log_rate[current] - log_rate[others], 0.0)
+        gain = (
+            self._config.horizon_steps * self._knowledge_gradient(rates, spread[current, others], loss) - loss
+        )
+        if gain.max() > 0:
+            self._since_probe = 0
+            return int(others[np.argmax(gain)])
+        if self.model.tiers[current] == 0 and self._blind_for >= self._blind_limit:
+            self._since_probe = self._blind_for = 0
+            self._blind_limit = min(2 * self._blind_limit, self._config.largest_blind_steps)
+            return int(others[np.argmax(log_rate[others])])
+        return None
+
+    def _knowledge_gradient(self, rates: Rates, spread: Floats, loss: Floats) -> Floats:
+        noise = self.model.cost.noise_sd**2 + 0.5 / rates.batch_size
+        moved = np.maximum(spread**2 / np.sqrt(spread**2 + noise), 1e-9)
+        return np.asarray(moved * _expected_excess(-loss / moved))
+
+    def _with_probe(self, grid: int, probe: int) -> NDArray[np.intp]:
+        """The choices with ``probe`` for the asked batch size and those around it that share its tier."""
+        choices = self._current.copy()
+        other = np.flatnonzero(choices != choices[grid])
+        first = int(other[other < grid].max(initial=-1)) + 1
+        last = int(other[other > grid].min(initial=len(choices)))
+        choices[first:last] = probe
+        return choices
+
+    def _restart_probes(self) -> None:
+        cold = not self._engine.draft_kv_stays_warm
+        self._since_probe = self._blind_for = 0
+        self._blind_limit = min(
+            self._config.blind_steps * (4 if cold else 1), self._config.largest_blind_steps
+        )
+
+
+def _expected_excess(z: Floats) -> Floats:
+    """``pdf(z) + z cdf(z)`` of the standard normal distribution."""
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    return np.asarray(density + z * np.array([0.5 * math.erfc(-x / math.sqrt(2)) for x in z.tolist()]))

@@ -1,0 +1,97 @@
+"""Expected output rate by batch size and tier: the two estimators, as the learning rules use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgov.policies.acceptance import AcceptanceEstimator
+from specgov.policies.cost import CostEstimator
+from specgov.policies.tiers import tier_ranges
+from specgov.policies.types import BatchView, PolicyContext, StepObservation, TierRange
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Estimates for one batch: its size, its row in the grid of batch sizes, and what each tier would bring.
+
+    ``tokens`` (output tokens of the whole batch) has shape (tiers,), ``ms`` and ``log_rate`` (log of tokens
+    per request and ms, less what the rule charges to a tier) have shape (grid, tiers). Other batch sizes than
+    the batch's own are given its mean acceptance per request.
+    """
+
+    batch_size: int
+    grid: int
+    tokens: Floats
+    ms: Floats
+    log_rate: Floats
+
+
+class RateModel:
+    """Learns acceptance and step times from steps; predicts output rates.
+
+    Args: context: the engine and its profile. cold_draft_margin: what tier 0 is charged, in log rate, on
+        engines whose draft KV cache goes cold there: acceptance of the running requests then suffers until
+        they end.
+
+    """
+
+    def __init__(self, context: PolicyContext, cold_draft_margin: float) -> None:
+        self._engine = context.engine
+        self.tiers = np.asarray(context.engine.tiers)
+        self.acceptance = AcceptanceEstimator(max(int(self.tiers[-1]), 1))
+        self.cost = CostEstimator(context.engine, context.step_time)
+        self._charge = np.where(
+            (self.tiers == 0) & (not context.engine.draft_kv_stays_warm), cold_draft_margin, 0.0
+        )
+        self._starts = np.concatenate([[1], self.cost.batch_sizes[:-1] + 1]).tolist()
+
+    def observe(self, step: StepObservation) -> bool:
+        """Learn from a step; True if it revealed a change."""
+        acceptance_changed = self.acceptance.observe(step)
+        return self.cost.observe(step) or acceptance_changed
+
+    def rates(self, batch: BatchView) -> Rates:
+        """Expected rates, by posterior means."""
+        size = max(batch.batch_size, 1)
+        ms = self.cost.predict(batch.sum_seq_len_tokens / size)
+        return self._rates(size, self.acceptance.tokens(size), ms)
+
+    def sample_rates(self, batch: BatchView, rng: np.random.Generator, temperature: float) -> Rates:
+        """Rates of one draw from the posterior; ``temperature`` scales its deviations from the mean."""
+        size = max(batch.batch_size, 1)
+        ms = self.cost.sample(batch.sum_seq_len_tokens / size, rng, temperature)
+        return self._rates(size, self.acceptance.sample_tokens(size, rng, temperature), ms)
+
+    def log_ratio_sd(self, rates: Rates) -> Floats:
+        """Standard deviation of the log ratio of two tiers' rates for the batch, shape (tiers, tiers)."""
+        chosen = np.ix_(self.tiers, self.tiers)
+        covariance = self.acceptance.covariance(rates.batch_size)[chosen] / np.outer(
+            rates.tokens, rates.tokens
+        )
+        covariance = covariance + self.cost.log_covariance(rates.grid)
+        variance = np.diag(covariance)
+        return np.asarray(np.sqrt(np.maximum(variance[:, None] + variance[None, :] - 2 * covariance, 0.0)))
+
+    def ranges(self, choices: NDArray[np.intp]) -> tuple[TierRange, ...]:
+        """Ranges of batch sizes from a tier's index for each row of the grid."""
+        return tier_ranges(self._engine, zip(self._starts, self.tiers[choices].tolist(), strict=True))
+
+    def estimates(self) -> dict[str, float]:
+        """Acceptance of a typical request by position, spread between requests, noise, changes found."""
+        values = {f"acceptance_{j + 1}": float(p) for j, p in enumerate(self.acceptance.server_acceptance)}
+        values["request_sd_logit"] = self.acceptance.request_sd
+        values["step_noise_sd"] = self.cost.noise_sd
+        values["acceptance_changes"] = float(self.acceptance.changes)
+        values["cost_changes"] = float(self.cost.changes)
+        return values
+
+    def _rates(self, size: int, tokens: Floats, ms: Floats) -> Rates:
+        tokens = tokens[self.tiers]
+        return Rates(
+            size, self.cost.grid_index(size), tokens, ms, np.log(tokens / size) - np.log(ms) - self._charge
+        )
