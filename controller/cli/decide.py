@@ -113,4 +113,4 @@ def _print(decision: specgov_pb2.Decision) -> None:
         for estimate in decision.estimates
     ]
     columns = ("num_steps", "tokens/step", "ms/step", "tokens/s", "of the best")
-    console.print(output.table("", columns, rows))
+    console.print(output.table(columns, rows))

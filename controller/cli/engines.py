@@ -43,7 +43,7 @@ def list_engines(*, target: remote.Target = None, json: bool = False) -> None:
             "reports",
             "switches",
         )
-        output.console().print(output.table("", columns, (_row(engine) for engine in answer.engines)))
+        output.console().print(output.table(columns, (_row(engine) for engine in answer.engines)))
 
 
 def _row(engine: specgov_pb2.EngineState) -> tuple[object, ...]:
@@ -195,7 +195,8 @@ def _print_engine(answer: specgov_pb2.GetEngineResponse) -> None:
         console.print(f"{name:<18} {value}", soft_wrap=True)
     if answer.estimates:
         rows = [(name, f"{value:.4g}") for name, value in sorted(answer.estimates.items())]
-        console.print(output.table("What the policy believes", ("name", "value"), rows))
+        console.print("What the policy believes:")
+        console.print(output.table(("name", "value"), rows))
     if answer.last_decisions:
         columns = ("decision", "known step", "batch size", "num_steps", "reason")
         rows_of_decisions = [
@@ -208,7 +209,8 @@ def _print_engine(answer: specgov_pb2.GetEngineResponse) -> None:
             )
             for decision in answer.last_decisions
         ]
-        console.print(output.table("Last decisions, oldest first", columns, rows_of_decisions))
+        console.print("Last decisions, oldest first:")
+        console.print(output.table(columns, rows_of_decisions))
 
 
 def _mode_word(mode: int) -> str:

@@ -22,9 +22,9 @@ def console(stderr: bool = False) -> Console:
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table whose first column is text and whose others are right-aligned."""
-    built = Table(title=title or None, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    built = Table(box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
         built.add_column(column, justify="left" if index == 0 else "right", no_wrap=index > 0)
     for row in rows:

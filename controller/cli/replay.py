@@ -64,22 +64,16 @@ def replay(
 
 
 def _stage(file: Path, acceptance: str, steps: int, lag: int, seed: int) -> Stage:
-    from specgov.controller.cli.counterfactual import Visits, make_stage
-    from specgov.env.calibration import calibrate
-    from specgov.env.recording import read_recording
+    from specgov.controller.cli.counterfactual import make_stage
+    from specgov.controller.cli.recorded_costs import read_costs
     from specgov.policies.types import EngineSpec
 
-    recording = read_recording(file)
-    profile = calibrate([recording])
-    visits = Visits(recording.batch_size, recording.sum_seq_len_tokens, recording.run).scaled(steps)
-    engine = EngineSpec(
-        tiers=profile.tiers,
-        graph_batch_sizes=profile.graph_batch_sizes,
-        max_running_requests=int(visits.batch_sizes.max()),
-        decision_lag_steps=lag,
-    )
-    probabilities = acceptance_by_position(acceptance, profile.tiers[-1])
-    return make_stage(visits, engine, profile.step_time, probabilities, profile.noise.sigma, seed)
+    costs = read_costs(file)
+    probabilities = acceptance_by_position(acceptance, costs.tiers[-1])
+    largest = int(costs.visits.batch_sizes.max())
+    engine = EngineSpec(costs.tiers, max_running_requests=largest, decision_lag_steps=lag)
+    visits = costs.visits.scaled(steps)
+    return make_stage(visits, engine, costs.step_time, probabilities, costs.noise_sigma, seed)
 
 
 def acceptance_by_position(text: str, positions: int) -> Floats:
@@ -159,6 +153,7 @@ def _print(file: Path, stage: Stage, outcomes: Sequence[Outcome], acceptance: st
         soft_wrap=True,
     )
     console.print(_summary_table(stage, outcomes))
+    console.print("Expected output rate by batch size, in % of the oracle's:")
     console.print(_batch_table(stage, outcomes))
 
 
@@ -176,7 +171,7 @@ def _summary_table(stage: Stage, outcomes: Sequence[Outcome]) -> Table:
         for outcome in outcomes
     ]
     shares = [f"k={tier}" for tier in stage.tiers]
-    return output.table("", ("policy", "decisions", "switches", *shares, "tokens/s", "of oracle"), rows)
+    return output.table(("policy", "decisions", "switches", *shares, "tokens/s", "of oracle"), rows)
 
 
 def _batch_table(stage: Stage, outcomes: Sequence[Outcome]) -> Table:
@@ -189,4 +184,4 @@ def _batch_table(stage: Stage, outcomes: Sequence[Outcome]) -> Table:
     ]
     rows.append(("oracle, tokens/s", *(f"{rate:.0f}" for rate in oracle)))
     columns = ("batch size", *map(str, run_batch_sizes(stage)))
-    return output.table("Expected output rate by batch size, % of the oracle's", columns, rows)
+    return output.table(columns, rows)
