@@ -1,19 +1,19 @@
 """Which drafts of a request are accepted: a proportional-hazards model.
 
-A class of requests has a cumulative hazard ``H_1 <= H_2 <= ...`` over draft positions, and a request at a place in
-its text a factor g, so that ``P(drafts 1..i all accepted) = exp(-g H_i)`` and the conditional acceptance at position
-i is ``p_i ** g``: the larger g, the worse the drafts. (D. R. Cox, "Regression models and life-tables", JRSS B
-34, 1972; with a random g it is a frailty model.) Sampling takes one uniform U for each request and step: with ``E =
--log U``, draft i is accepted when ``E > g H_i``.
+A class of requests has a cumulative hazard ``H_1 <= H_2 <= ...`` over draft positions, and a request at a
+place in its text a factor g, so that ``P(drafts 1..i all accepted) = exp(-g H_i)`` and the conditional
+acceptance at position i is ``p_i ** g``: the larger g, the worse the drafts. (D. R. Cox, "Regression
+models and life-tables", JRSS B 34, 1972; with a random g it is a frailty model.) Sampling takes one
+uniform U for each request and step: with ``E = -log U``, draft i is accepted when ``E > g H_i``.
 
     log g = spread x (sqrt(w) u + sqrt(1 - w) z)        u: of the request; z: AR(1) along its text
           + context_hazard x context / 1000 tokens      up to `MAX_CONTEXT_TOKENS`
           + cold_log_hazard                             while the draft's KV is cold (see `AcceptanceModel`)
           + the server's drift and regime               (see `Drift`)
 
-z moves once in `BLOCK_TOKENS` output tokens and is keyed by the block, and U by the output position: what a text is
-like does not depend on how fast it is written, so two policies meet the same text. H is solved for so that survival
-averaged over u and z is the class's published curve.
+z moves once in `BLOCK_TOKENS` output tokens and is keyed by the block, and U by the output position: what
+a text is like does not depend on how fast it is written, so two policies meet the same text. H is solved
+for so that survival averaged over u and z is the class's published curve.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Float32s = NDArray[np.float32]
 class Shift:
     """A change of the server's log hazard by ``log_hazard`` at ``at_s``, spread evenly over ``ramp_s``.
 
-    With a ramp it is a drift; without, a change of regime, as after a weight update. ln 2 squares every conditional
-    acceptance: 0.8 becomes 0.64.
+    With a ramp it is a drift; without, a change of regime, as after a weight update. ln 2 squares every
+    conditional acceptance: 0.8 becomes 0.64.
     """
 
     at_s: float
@@ -57,8 +57,8 @@ class Shift:
 class Drift:
     """How acceptance of the whole server changes in time.
 
-    Besides the stated ``shifts``, a level drawn anew every ``regime_s`` seconds from a normal distribution of the
-    standard deviation ``regime_spread`` adds to the log hazard.
+    Besides the stated ``shifts``, a level drawn anew every ``regime_s`` seconds from a normal
+    distribution of the standard deviation ``regime_spread`` adds to the log hazard.
     """
 
     shifts: tuple[Shift, ...] = ()
@@ -87,9 +87,9 @@ class Drift:
 class AcceptanceModel:
     """Classes of requests, the server's drift, and what a cold draft costs.
 
-    ``cold_log_hazard`` is for engines that skip draft-extend at num_steps 0: requests that lived through such a step
-    have it added to their log hazard until they end. Its size is an assumption (0.7 turns 0.8 into 0.64); that
-    there is such a loss: https://github.com/NVIDIA/TensorRT-LLM/issues/16888 and
+    ``cold_log_hazard`` is for engines that skip draft-extend at num_steps 0: requests that lived through
+    such a step have it added to their log hazard until they end. Its size is an assumption (0.7 turns 0.8
+    into 0.64); that there is such a loss: https://github.com/NVIDIA/TensorRT-LLM/issues/16888 and
     https://github.com/vllm-project/vllm/issues/53426.
     """
 

@@ -1,4 +1,4 @@
-"""The named classes of requests, with published acceptance where there is some and labelled assumptions elsewhere."""
+"""The named classes of requests: published acceptance where there is some, labelled assumptions elsewhere."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ class AcceptanceClass:
 
     Attributes:
         name: the class.
-        survival: P(drafts 1..i all accepted), i = 1.., over all requests of the class with warm drafts and short
-            contexts. Not increasing. Beyond its end the last conditional probability is held.
+        survival: P(drafts 1..i all accepted), i = 1.., over all requests of the class with warm drafts
+            and short contexts. Not increasing. Beyond its end the last conditional probability is held.
         source_url: where ``survival`` was published; None: an assumption.
         assumed_range: for an assumption, the range of its first entry that we think possible.
-        spread: standard deviation of the logarithm of a request's hazard (see `acceptance`). Assumed for all.
-        between_requests: share of that variance that stays with a request; the rest moves along its text. Assumed.
+        spread: standard deviation of the logarithm of a request's hazard (see `acceptance`). Assumed for
+        all.
+        between_requests: share of that variance that stays with a request; the rest moves along its text.
+        Assumed.
         block_correlation: correlation of the moving part from one block of text to the next. Assumed.
         context_hazard: growth of the log hazard per 1,000 tokens of context. Assumed; 0 = none.
 
@@ -52,7 +54,7 @@ def assumed(
     context_hazard: float = 0.0,
     spread: float = 0.4,
 ) -> AcceptanceClass:
-    """A class without a source: the same conditional acceptance at every position, possible from low to high."""
+    """A class without a source: ``conditional`` at every position, thought possible from low to high."""
     return AcceptanceClass(
         name, (conditional,), None, (low, high), context_hazard=context_hazard, spread=spread
     )
@@ -74,12 +76,16 @@ AGENTIC = AcceptanceClass(
     (0.957, 0.876, 0.751),
     "https://github.com/noonghunna/club-3090/issues/347",  # Qwen3.6-27B-FP8, MTP, K=3, agentic
 )
+# fmt: off
 MIXED = AcceptanceClass(
     "mixed",
-    (0.7123, 0.517, 0.3904, 0.3051, 0.2437, 0.2, 0.1685, 0.1441)
-    + (0.1246, 0.1094, 0.0964, 0.0856, 0.0758, 0.0667, 0.0582, 0.0498),
+    (
+        0.7123, 0.517, 0.3904, 0.3051, 0.2437, 0.2, 0.1685, 0.1441,
+        0.1246, 0.1094, 0.0964, 0.0856, 0.0758, 0.0667, 0.0582, 0.0498,
+    ),
     "https://github.com/vllm-project/vllm/pull/52992",  # GLM-5.2-NVFP4, DSpark, K=16 static, SPEED-Bench, T=1
 )
+# fmt: on
 
 # Assumptions: no published per-position figure was found for these.
 CODE = assumed("code", 0.86, 0.75, 0.93)

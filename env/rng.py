@@ -1,11 +1,13 @@
 """Counter-based randomness: every draw is a pure function of what it is for.
 
-A key is the state of a SplitMix64 generator, and `draw(key, i)` is its output number i without the ones before
-it. Outputs serve as keys in turn, so draws form a tree: seed -> environment -> stream -> request -> draw. One
-environment therefore sees the same draws alone and among a thousand, in any order, without a loop.
+A key is the state of a SplitMix64 generator, and `draw(key, i)` is its output number i without the ones
+before it. Outputs serve as keys in turn, so draws form a tree: seed -> environment -> stream -> request
+-> draw. One environment therefore sees the same draws alone and among a thousand, in any order, without a
+loop.
 
-Source of the generator: G. L. Steele, D. Lea, C. H. Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014, doi:10.1145/2660193.2660195 (gamma and the mixing function `mix64variant13`, after D. Stafford).
+Source of the generator: G. L. Steele, D. Lea, C. H. Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014, doi:10.1145/2660193.2660195 (gamma and the mixing function `mix64variant13`,
+after D. Stafford).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The simulated server: N engines with continuous batching, advanced one decode step at a time.
 
-One implementation serves the emulated engine, the single environment (N = 1) and the vectorised one: the physics of
-an environment depends on its seed alone, not on N.
+One implementation serves the emulated engine, the single environment (N = 1) and the vectorised one: the
+physics of an environment depends on its seed alone, not on N.
 
-A step decodes the batch that was formed before it, with the num_steps given, and then forms the next: requests that
-arrived are taken in, idle time is skipped, requests are retracted if the KV cache would overflow, and up to a chunk of
-prompts is prefilled (`server_batching`). `Server.truth` speaks of the batch that is formed and waits for
-its step.
+A step decodes the batch that was formed before it, with the num_steps given, and then forms the next:
+requests that arrived are taken in, idle time is skipped, requests are retracted if the KV cache would
+overflow, and up to a chunk of prompts is prefilled (`server_batching`). `Server.truth` speaks of the
+batch that is formed and waits for its step.
 """
 
 from __future__ import annotations

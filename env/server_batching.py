@@ -1,7 +1,7 @@
 """Between two decode steps: requests arrive, wait, are prefilled, join the batch, and are retracted for want of KV.
 
-Environments advance together: each loop runs once for the environment with the most to do, and every pass handles
-one request in all environments that still have one.
+Environments advance together: each loop runs once for the environment with the most to do, and every pass
+handles one request in all environments that still have one.
 """
 
 from __future__ import annotations

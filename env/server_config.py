@@ -24,8 +24,8 @@ class ServerConfig:
         noise: scatter of single steps.
         prefill: what a chunk of prompt costs.
         prefill_chunk_tokens: prompt tokens between two decode steps, at most, while requests are running.
-        kv_headroom: share of the KV capacity that stays free when a request joins a running batch, so that it is
-            not retracted at once.
+        kv_headroom: share of the KV capacity that stays free when a request joins a running batch, so
+            that it is not retracted at once.
 
     Raises:
         SimulationError: a value that cannot be simulated.

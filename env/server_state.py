@@ -1,7 +1,8 @@
 """Where the simulated server keeps requests: a waiting queue and running slots for each environment.
 
-Both hold rows of `REQUEST`, so a request moves by one assignment. What every step reads lies in arrays of its
-own beside the slots. Slots are flat: environment e has slots ``e * width`` to ``(e + 1) * width - 1``.
+Both hold rows of `REQUEST`, so a request moves by one assignment. What every step reads lies in arrays of
+its own beside the slots. Slots are flat: environment e has slots ``e * width`` to ``(e + 1) * width -
+1``.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class WaitingQueue:
 class Batch:
     """The running requests of all environments, flat, sorted by (environment, slot); shape (n,).
 
-    Everything here stays the same until a request joins or leaves. ``first`` and ``occupied`` are, for environments that run
-    at least one request, the position of their first request and their number.
+    Everything here stays the same until a request joins or leaves. ``first`` and ``occupied`` are, for
+    environments that run at least one request, the position of their first request and their number.
     """
 
     at: Ints  # into the slots

@@ -1,6 +1,7 @@
 """What goes into and comes out of the simulated server: workloads, step results, true expectations.
 
-N is the number of environments, n the number of requests in the step over all environments, K the largest tier.
+N is the number of environments, n the number of requests in the step over all environments, K the largest
+tier.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class RequestBatch:
     """Requests, one entry each, shape (m,).
 
     ``arrival_s`` is the time of arrival in an open loop; where the server asked in order to reach a target
-    concurrency it is ignored (the request arrives at the time of asking). ``prompt_tokens`` and ``output_tokens``
-    are at least 1. ``class_index`` points into the acceptance model's classes.
+    concurrency it is ignored (the request arrives at the time of asking). ``prompt_tokens`` and
+    ``output_tokens`` are at least 1. ``class_index`` points into the acceptance model's classes.
     """
 
     arrival_s: Floats
@@ -40,8 +41,9 @@ class RequestBatch:
 class Workload(Protocol):
     """Where requests come from: open loop, closed loop or both; one request counter for each environment.
 
-    Every draw is keyed by (environment key, request index), so that the same requests come whatever the policy
-    does and however many environments there are. Times are seconds of simulated time since the reset.
+    Every draw is keyed by (environment key, request index), so that the same requests come whatever the
+    policy does and however many environments there are. Times are seconds of simulated time since the
+    reset.
     """
 
     def start(self, keys: Keys) -> None:
@@ -59,8 +61,8 @@ class Workload(Protocol):
     def take(self, envs: Ints, time_s: Floats) -> RequestBatch:
         """The next request of each of ``envs`` (distinct, shape (m,)), and advance their counters.
 
-        ``time_s``, shape (m,), is the present time there: what a scripted closed loop draws its class by. In an
-        open loop what counts is the arrival's own time.
+        ``time_s``, shape (m,), is the present time there: what a scripted closed loop draws its class by.
+        In an open loop what counts is the arrival's own time.
         """
         ...
 
@@ -94,8 +96,8 @@ class FinishedRequests:
     """Requests that ended with the step, flat over environments, sorted by environment; shape (f,).
 
     Times are integer nanoseconds of simulated time; the first token comes at the end of prefill.
-    ``output_tokens`` are those of decode steps, as asked for; prefill's own token is not among them, so that time
-    per output token is ``(finish_ns - first_token_ns) / output_tokens``.
+    ``output_tokens`` are those of decode steps, as asked for; prefill's own token is not among them, so
+    that time per output token is ``(finish_ns - first_token_ns) / output_tokens``.
     """
 
     env: Ints
@@ -112,11 +114,12 @@ class StepResult:
     """One decode step of every environment; shape (N,) unless said otherwise.
 
     An environment whose workload has ended and that is empty makes no step: ``batch_size`` is 0 there, and
-    ``exhausted`` is set from the step that emptied it on. ``idle_ms`` and ``prefill_ms`` passed between the step
-    before and this one; ``step_ms`` is the step alone and counts as measured only where ``step_ms_valid``.
-    ``output_tokens`` are the step's, cut off at the lengths asked for. ``accepted_histogram``, shape (N, K + 1),
-    counts requests by accepted drafts. Contexts, ``waiting_requests`` and ``kv_use_ratio`` are those that
-    the step ran with. ``time_ns`` is the time at its end.
+    ``exhausted`` is set from the step that emptied it on. ``idle_ms`` and ``prefill_ms`` passed between
+    the step before and this one; ``step_ms`` is the step alone and counts as measured only where
+    ``step_ms_valid``. ``output_tokens`` are the step's, cut off at the lengths asked for.
+    ``accepted_histogram``, shape (N, K + 1), counts requests by accepted drafts. Contexts,
+    ``waiting_requests`` and ``kv_use_ratio`` are those that the step ran with. ``time_ns`` is the time at
+    its end.
     """
 
     step_id: Ints
@@ -147,8 +150,8 @@ class Truth:
     """What each tier would really bring in the coming step, noise left out; shape (N, number of tiers).
 
     ``expected_tokens`` counts output tokens of the whole batch, cut off at the lengths asked for.
-    ``conditional_acceptance``, shape (N, K), is P(draft i accepted | those before it were) over the batch; NaN
-    where no request can get that far.
+    ``conditional_acceptance``, shape (N, K), is P(draft i accepted | those before it were) over the
+    batch; NaN where no request can get that far.
     """
 
     expected_tokens: Floats
