@@ -156,7 +156,7 @@ def test_a_decision_that_cannot_be_meant_is_rejected_and_counted(
 def test_a_flood_is_cut_off(
     sidecar: Any, make_client: MakeClient, eventually: Eventually, clock: Any
 ) -> None:
-    """The clock stands still, so all decisions fall into one second: 50 are allowed, and two for each report."""
+    """The clock stands still, so all fall into one second: 50 are allowed, and two more for each report."""
     healthy = sidecar.behaviour
     cut_off = threading.Event()
 
@@ -255,19 +255,18 @@ def test_close_sends_what_is_queued_and_ends_the_thread(sidecar: Any, make_clien
     client.close()
 
 
-def test_close_does_not_wait_for_a_sidecar_that_does_not_end(
-    sidecar: Any, make_client: MakeClient, eventually: Eventually
-) -> None:
-    cut_off = threading.Event()
+def test_close_does_not_wait_for_a_sidecar_that_does_not_end(sidecar: Any, make_client: MakeClient) -> None:
+    entered, cut_off = threading.Event(), threading.Event()
 
     def hang(messages: Any, context: grpc.ServicerContext) -> Iterator[pb.Decision]:
-        context.add_callback(cut_off.set)
+        assert context.add_callback(cut_off.set)
+        entered.set()
         cut_off.wait(WAIT_S)
         return iter(())
 
     sidecar.behaviour = hang
     client = make_client()
-    eventually(lambda: client.stats().connected)
+    assert entered.wait(WAIT_S)
     client.close(timeout_s=0.0)
     assert cut_off.wait(WAIT_S)
 
