@@ -1,8 +1,9 @@
 """Profiles: what steps cost for one model on one engine and machine, as a JSON file.
 
-A profile holds a table of step times with counts and spread, a parametric model fitted to it, the noise of single steps, the cost of
-prefill, and the facts of the recording. ``specgov calibrate`` writes them; two are bundled. A file carries a
-schema version and a hash over its contents, and nothing is read from a file that has the wrong one.
+A profile holds a table of step times with counts and spread, a parametric model fitted to it, the noise of
+single steps, the cost of prefill, and the facts of the recording. ``specgov calibrate`` writes them; two are
+bundled. A file carries a schema version and a hash over its contents, and nothing is read from a file that
+has the wrong one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +20,18 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from specgov.policies.step_time import PrefillCost, StepGrid, StepNoise, StepTimeError, TableStepTime
+from specgov.policies.step_time import (
+    Coefficients,
+    HardwareSpec,
+    ModelSpec,
+    ParametricStepTime,
+    PrefillCost,
+    ResidualStepTime,
+    StepGrid,
+    StepNoise,
+    StepTimeError,
+    TableStepTime,
+)
 
 SCHEMA = "specgov.profile"
 SCHEMA_VERSION = 1
@@ -35,10 +47,10 @@ class ProfileError(ValueError):
 class Profile:
     """What steps cost, and where that is known from.
 
-    ``tiers`` are the num_steps that were recorded, ``graph_batch_sizes`` the engine's CUDA-graph sizes (empty: no graphs).
-    ``grid`` belongs to a server that can speculate, ``no_spec_grid`` to one started without speculation, None
-    where that was not recorded. ``facts`` holds the rest of the recording's story, for people. ``hash`` is empty for a profile that
-    was never written.
+    ``tiers`` are the num_steps that were recorded, ``graph_batch_sizes`` its CUDA-graph sizes (empty: no
+    graphs). ``grid`` belongs to a server that can speculate, ``no_spec_grid`` to one started without
+    speculation, None where that was not recorded. ``parametric`` was fitted to both. ``facts`` holds the rest
+    of the recording's story, for people. ``hash`` is empty for a profile that was never written.
     """
 
     name: str
@@ -53,7 +65,8 @@ class Profile:
     no_spec_grid: StepGrid | None
     noise: StepNoise
     prefill: PrefillCost
-    eager_overhead_ms: float = 0.0
+    parametric: ParametricStepTime
+    eager_floor_ms: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
     hash: str = ""
@@ -61,14 +74,37 @@ class Profile:
     @cached_property
     def step_time(self) -> TableStepTime:
         """Step times of a server that can speculate, tier 0 included."""
-        return TableStepTime(self.grid, self.graph_batch_sizes, self.eager_overhead_ms)
+        return TableStepTime(self.grid, self.graph_batch_sizes, self.eager_floor_ms)
 
     @cached_property
     def no_spec_step_time(self) -> TableStepTime | None:
         """Step times of a server started without speculation; only num_steps 0 means anything."""
         if self.no_spec_grid is None:
             return None
-        return TableStepTime(self.no_spec_grid, self.graph_batch_sizes, self.eager_overhead_ms)
+        return TableStepTime(self.no_spec_grid, self.graph_batch_sizes, self.eager_floor_ms)
+
+    @cached_property
+    def parametric_step_time(self) -> ParametricStepTime:
+        """The parametric model, padded as the table is."""
+        return self.parametric.with_graph_batch_sizes(self.graph_batch_sizes)
+
+    @cached_property
+    def residual_step_time(self) -> ResidualStepTime:
+        """The parametric model corrected by the table; at the table's cells both are equal."""
+        return ResidualStepTime(self.parametric, self.grid, self.graph_batch_sizes)
+
+    def tier_0_tax(self) -> dict[int, float]:
+        """By batch size: how much slower tier 0 is than a server without speculation, 0.1 meaning 10 %.
+
+        At the smallest measured context; empty where no such server was recorded.
+        """
+        if self.no_spec_grid is None or 0 not in self.grid.num_steps:
+            return {}
+        plane = int(np.flatnonzero(self.no_spec_grid.measured.any(axis=(1, 2)))[0])
+        context, sizes = self.no_spec_grid.context_tokens[plane], self.no_spec_grid.batch_sizes
+        with_spec = TableStepTime(self.grid).step_ms(sizes, 0, sizes * context)
+        tax = with_spec / self.no_spec_grid.step_ms[plane, :, 0] - 1
+        return {int(size): round(float(value), 4) for size, value in zip(sizes, tax, strict=True)}
 
     def to_json(self) -> str:
         """The profile as the text of its file, hash included; equal profiles give equal text."""
@@ -83,7 +119,7 @@ class Profile:
             "tensor_parallel_size": self.tensor_parallel_size,
             "tiers": list(self.tiers),
             "graph_batch_sizes": list(self.graph_batch_sizes),
-            "eager_overhead_ms": self.eager_overhead_ms,
+            "eager_floor_ms": self.eager_floor_ms,
             "step_time": _grid_to_json(self.grid),
             "no_spec_step_time": None if self.no_spec_grid is None else _grid_to_json(self.no_spec_grid),
             "noise": {
@@ -92,6 +128,13 @@ class Profile:
                 "stall_ms_assumed": self.noise.stall_ms,
             },
             "prefill": {"fixed_ms": self.prefill.fixed_ms, "ms_per_token": self.prefill.ms_per_token},
+            "parametric": {
+                "model": asdict(self.parametric.model),
+                "draft": asdict(self.parametric.draft),
+                "hardware": asdict(self.parametric.hardware),
+                "coefficients": self.parametric.coefficients.as_dict(),
+            },
+            "tier_0_tax": {str(size): tax for size, tax in self.tier_0_tax().items()},
             "facts": dict(self.facts),
         }
         document["hash"] = _hash_of(document)
@@ -144,8 +187,8 @@ def parse_profile(text: str, where: str = "profile") -> Profile:
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise ProfileError(
-            f"{where}: schema version {version!r}, this release reads {SCHEMA_VERSION}; make the profile again with "
-            "`specgov calibrate`"
+            f"{where}: schema version {version!r}, this release reads {SCHEMA_VERSION}; "
+            "make the profile again with `specgov calibrate`"
         )
     stated = document.pop("hash", None)
     if stated != _hash_of(document):
@@ -174,9 +217,21 @@ def _profile_from(document: dict[str, Any], stated_hash: str) -> Profile:
             float(noise["sigma"]), float(noise["stall_probability_assumed"]), float(noise["stall_ms_assumed"])
         ),
         prefill=PrefillCost(float(prefill["fixed_ms"]), float(prefill["ms_per_token"])),
-        eager_overhead_ms=float(document["eager_overhead_ms"]),
+        parametric=_parametric_from(document),
+        eager_floor_ms=float(document["eager_floor_ms"]),
         facts=dict(document["facts"]),
         hash=stated_hash,
+    )
+
+
+def _parametric_from(document: dict[str, Any]) -> ParametricStepTime:
+    values = document["parametric"]
+    return ParametricStepTime(
+        ModelSpec(**values["model"]),
+        ModelSpec(**values["draft"]),
+        HardwareSpec(**values["hardware"]),
+        int(document["tensor_parallel_size"]),
+        Coefficients(**values["coefficients"]),
     )
 
 

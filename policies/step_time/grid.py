@@ -16,11 +16,11 @@ class StepTimeError(ValueError):
 class StepGrid:
     """A full grid of step times; the axes ascend and are distinct.
 
-    ``context_tokens`` (C,) is the mean sequence length of the batch, ``batch_sizes`` (B,) are those that ran (padded, where the
-    engine pads), ``num_steps`` (K,) the tiers. ``step_ms`` (C, B, K) never falls along an axis. ``count`` (C, B, K) is
-    the number of recorded steps behind a value, 0 where it is extrapolated; ``median_ms``, ``p10_ms`` and
-    ``p90_ms`` (C, B, K) are what was recorded, NaN where ``count`` is 0. ``step_ms`` differs from
-    ``median_ms`` where the medians had to be smoothed to be monotone.
+    ``context_tokens`` (C,) is the mean sequence length of the batch, ``batch_sizes`` (B,) are those that ran
+    (padded, where the engine pads), ``num_steps`` (K,) the tiers. ``step_ms`` (C, B, K) never falls along an
+    axis. ``count`` (C, B, K) is the number of recorded steps behind a value, 0 where it is extrapolated;
+    ``median_ms``, ``p10_ms`` and ``p90_ms`` (C, B, K) are what was recorded, NaN where ``count`` is 0.
+    ``step_ms`` differs from ``median_ms`` where the medians had to be smoothed to be monotone.
     """
 
     context_tokens: NDArray[np.float64]

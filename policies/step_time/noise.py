@@ -13,8 +13,9 @@ class StepNoise:
     """A lognormal body, fitted, and rare stalls, assumed.
 
     A step lasts ``expected * exp(sigma * z)`` with z standard normal, so that the median is kept; with
-    ``stall_probability`` it lasts ``stall_ms`` longer (a pause of the host, another tenant, a garbage collection). Recordings of 15 to 29
-    steps a cell show no tail, so the two stall figures are assumptions, not measurements.
+    ``stall_probability`` it lasts ``stall_ms`` longer (a pause of the host, another tenant, a garbage
+    collection). Recordings of 15 to 29 steps a cell show no tail, so the two stall figures are assumptions,
+    not measurements.
     """
 
     sigma: float
@@ -24,7 +25,7 @@ class StepNoise:
     def apply(
         self, step_ms: NDArray[np.float64], normal: NDArray[np.float64], uniform: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Noisy durations from expected ones; ``normal`` and ``uniform`` (0..1) are draws of the same shape."""
+        """Noisy durations from expected ones; ``normal`` and ``uniform`` (0..1) are draws of that shape."""
         stalls = np.where(uniform < self.stall_probability, self.stall_ms, 0.0)
         return np.asarray(step_ms * np.exp(self.sigma * normal) + stalls)
 
