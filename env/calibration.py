@@ -57,9 +57,9 @@ class CalibrationError(ValueError):
 class Setup:
     """What the recordings do not say of themselves.
 
-    ``draft_name`` is for people, ``draft`` for the parametric model. Without ``graph_batch_sizes`` those that a
-    decision log names hold. The defaults are for a recording of which nothing is known: they shape only what
-    lies beyond the measured cells, and are marked as assumed.
+    ``draft_name`` is for people, ``draft`` for the parametric model. Without ``graph_batch_sizes`` those that
+    a decision log names hold. The defaults are for a recording of which nothing is known: they shape only
+    what lies beyond the measured cells, and are marked as assumed.
     """
 
     name: str = "recording"
@@ -262,11 +262,11 @@ def _filled(
     """Values for the cells that have none, from the model and the cells that have one."""
     known = ~np.isnan(median_ms[base])
     first = median_ms[base].copy()
-    places = np.log(batches.astype(np.float64))
+    places: Array = np.log(batches.astype(np.float64))
     for column in range(first.shape[1]):
         have = known[:, column]
         log_ratio = np.log(first[have, column] / modelled[base, have, column])
-        ratios = np.exp(np.interp(places, places[have], log_ratio))
+        ratios: Array = np.exp(np.interp(places, places[have], log_ratio))
         first[:, column] = np.where(have, first[:, column], modelled[base, :, column] * ratios)
     longer = modelled - modelled[base]
     both = ~np.isnan(median_ms) & known

@@ -56,12 +56,16 @@ COMMANDS = (
     Command("config check", "controller.cli.config:check", "Check a configuration file of the sidecar"),
     Command("emulate", "controller.cli.emulate:emulate", "Play an engine against a running sidecar"),
     Command("replay", "controller.cli.replay:replay", "Compare the policies on a recording's step costs"),
+    Command("calibrate", "controller.cli.calibrate:calibrate", "Make a profile from recorded steps"),
+    Command("profiles list", "controller.cli.profiles:list_profiles", "List the bundled step-time profiles"),
+    Command("profiles show", "controller.cli.profiles:show", "Show a profile, and save a picture of it"),
+    Command("profiles compare", "controller.cli.profiles:compare", "Compare two profiles' break-even points"),
     Command(
         "completion", "controller.cli.completion:completion", "Print a completion script for bash or zsh"
     ),
 )
 # Shorter ways to say it.
-ALIASES = {"engines": "engines list"}
+ALIASES = {"engines": "engines list", "profiles": "profiles list"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,14 @@ from specgov.policies.step_time.grid import StepGrid, StepTimeError
 from specgov.policies.step_time.noise import PrefillCost, StepNoise
 from specgov.policies.step_time.parametric import Coefficients, ParametricStepTime, roofline_prior
 from specgov.policies.step_time.residual import ResidualStepTime
-from specgov.policies.step_time.specs import DRAFTS, HARDWARE, MODELS, HardwareSpec, ModelSpec
+from specgov.policies.step_time.specs import (
+    DRAFTS,
+    HARDWARE,
+    MODELS,
+    HardwareSpec,
+    ModelSpec,
+    model_from_config,
+)
 from specgov.policies.step_time.table import TableStepTime
 
 __all__ = [
@@ -21,5 +28,6 @@ __all__ = [
     "StepNoise",
     "StepTimeError",
     "TableStepTime",
+    "model_from_config",
     "roofline_prior",
 ]

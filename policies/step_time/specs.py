@@ -6,7 +6,11 @@ repositories, machine figures from data sheets (dense arithmetic, without sparsi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+from specgov.policies.step_time.grid import StepTimeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,39 @@ def eagle3_draft(
         attention_input=2 * target.hidden,
         extra_params=3.0 * target.hidden * target.hidden,
     )
+
+
+def model_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
+    """A model from the contents of its ``config.json``, as Hugging Face repositories hold it.
+
+    An EAGLE-3 draft is known by its architecture's name.
+
+    Raises:
+        StepTimeError: a figure is missing or no number.
+
+    """
+    try:
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        num_experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+        is_draft = any("eagle3" in str(each).lower() for each in config.get("architectures", ()))
+        return transformer(
+            name,
+            layers=int(config["num_hidden_layers"]),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads", heads)),
+            head_dim=int(config.get("head_dim") or hidden // heads),
+            vocab=int(config.get("draft_vocab_size") or config["vocab_size"]),
+            intermediate=0 if num_experts else int(config["intermediate_size"]),
+            num_experts=num_experts,
+            experts_per_token=int(config["num_experts_per_tok"]) if num_experts else 0,
+            moe_intermediate=int(config["moe_intermediate_size"]) if num_experts else 0,
+            attention_input=2 * hidden if is_draft else 0,
+            extra_params=3.0 * hidden * hidden if is_draft else 0.0,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise StepTimeError(f"the configuration of {name} does not describe a transformer: {what}") from error
 
 
 _LLAMA_8B = transformer(
