@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from specgov.controller.listen import ListenError, parse_address, parse_tcp_address
+from specgov.controller.profiles import cached_profile
 from specgov.policies.registry import parse_policy
-from specgov.policies.types import PolicyError
 
-DEFAULT_POLICY = "threshold"
+DEFAULT_POLICY = "greedy"
 """The policy of engines for which none is named."""
 DEFAULT_PROFILE = "h200-llama-3.1-8b"
 """The step-time profile that rules start from where none is named."""
@@ -95,9 +96,23 @@ class ServeConfig(_Section):
     @field_validator("policy")
     @classmethod
     def _policy_exists(cls, text: str) -> str:
+        parse_policy(text)
+        return text
+
+    @field_validator("profile")
+    @classmethod
+    def _profile_can_be_read(cls, name: str) -> str:
+        cached_profile(name)
+        return name
+
+    @field_validator("listen", "metrics")
+    @classmethod
+    def _address_is_one(cls, text: str | None, info: ValidationInfo) -> str | None:
+        parse = parse_tcp_address if info.field_name == "metrics" else parse_address
         try:
-            parse_policy(text)
-        except PolicyError as error:
+            if text is not None:
+                parse(text)
+        except ListenError as error:
             raise ValueError(str(error)) from error
         return text
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 KEPT_DECISIONS = 32
 LAG_WINDOW_REPORTS = 200
 LAG_WINDOW_DECISIONS = 256
+GENERATIONS_BETWEEN_BOOTS = 101
+"""Added to slot generations with each boot; odd, so that 256 boots differ."""
 
 MODES = {"active": pb.MODE_ACTIVE, "shadow": pb.MODE_SHADOW, "frozen": pb.MODE_FROZEN, "off": pb.MODE_OFF}
 _REASON_BY_MODE = {pb.MODE_SHADOW: Reason.SHADOW, pb.MODE_FROZEN: Reason.FROZEN}
@@ -78,6 +80,7 @@ class Engine:
         self._rng = np.random.default_rng([config.seed, zlib.crc32(info.engine_id.encode())])
         self._batch = BatchView(batch_size=1)
         self._last_step_id = 0
+        self._generation_offset = 0
         self._last_decision_id = 0
         self._known_step_ids: deque[int] = deque(maxlen=LAG_WINDOW_DECISIONS)
         self._lags: deque[int] = deque(maxlen=LAG_WINDOW_REPORTS)
@@ -104,6 +107,7 @@ class Engine:
                 raise
         if info.boot_id != before[0].boot_id:
             self._last_step_id = 0
+            self._generation_offset = (self._generation_offset + GENERATIONS_BETWEEN_BOOTS) % 256
         self._last_decision_id = 0
         self._known_step_ids.clear()
         older, self.session = self.session, session
@@ -117,7 +121,7 @@ class Engine:
 
         """
         try:
-            step = check_report(report, self.spec, self._last_step_id)
+            step = check_report(report, self.spec, self._last_step_id, self._generation_offset)
             engine_rule = check_engine_rule(report, self.spec)
         except RejectedMessage:
             self.reports_rejected += 1
@@ -212,7 +216,7 @@ class Engine:
             engine=self.spec,
             rng=self._rng,
             clock=self._clock,
-            step_time=step_time_for(self.info.profile, self._config.profile),
+            step_time=step_time_for(self.info.profile, self._config.profile, self.spec.graph_batch_sizes),
         )
         self.policy = make_policy(text, context)
         self._builder = DecisionBuilder(self.spec, self.policy, self._config.ttl_steps, self._config.ttl_ms)

@@ -67,9 +67,19 @@ def parse_address(text: str) -> Address:
                 f"{path}: longer than the {MAX_SOCKET_PATH_BYTES} bytes that a socket's path may have"
             )
         return UnixAddress(path)
+    return parse_tcp_address(text)
+
+
+def parse_tcp_address(text: str) -> TcpAddress:
+    """``HOST:PORT``.
+
+    Raises:
+        ListenError: it is not.
+
+    """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ListenError(f"{text}: expected unix:///PATH or HOST:PORT")
+        raise ListenError(f"{text}: expected HOST:PORT, or unix:///PATH where a socket will do")
     return TcpAddress(host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port))
 
 

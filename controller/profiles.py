@@ -10,7 +10,7 @@ from specgov.policies.types import StepTime
 
 
 @lru_cache(maxsize=64)
-def profile(name_or_path: str) -> Profile:
+def cached_profile(name_or_path: str) -> Profile:
     """A profile by name or path.
 
     Raises:
@@ -35,14 +35,14 @@ def profile_from_wire(name: str, configured: str) -> Profile:
             f"there is no profile {name!r}; there are {', '.join(profile_names())}, and an empty name for "
             "the sidecar's own",
         )
-    return profile(name or configured)
+    return cached_profile(name or configured)
 
 
-def step_time_for(name: str, configured: str) -> StepTime:
-    """Step times of the profile that an engine names, or of the sidecar's own.
+def step_time_for(name: str, configured: str, graph_batch_sizes: tuple[int, ...]) -> StepTime:
+    """Step times of the profile that an engine names, or of the sidecar's own, at the engine's graph sizes.
 
     Raises:
         RejectedMessage: there is no such profile.
 
     """
-    return profile_from_wire(name, configured).step_time
+    return profile_from_wire(name, configured).step_time.with_graph_batch_sizes(graph_batch_sizes)

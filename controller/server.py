@@ -134,9 +134,7 @@ class Sidecar:
     def _start_metrics(self) -> None:
         if self.config.metrics is None:
             return
-        address = listen.parse_address(self.config.metrics)
-        if not isinstance(address, listen.TcpAddress):
-            raise listen.ListenError(f"{self.config.metrics}: the metrics endpoint needs HOST:PORT")
+        address = listen.parse_tcp_address(self.config.metrics)
         listen.check_port_is_free(address)
         self._metrics_server, _ = start_http_server(address.port, address.host, self.metrics.registry)
         self.metrics_address = listen.TcpAddress(address.host, self._metrics_server.server_port)

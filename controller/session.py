@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_WAITING_MESSAGES = 1024
 HELLO_TIMEOUT_S = 10.0
+ROOM_CHECK_S = 0.01
+"""How often a reader that waits for room in the mailbox looks again."""
 
 
 class SessionEnded(Exception):  # noqa: N818 it names the event
@@ -70,7 +72,6 @@ class Session:
         self._telemetry = telemetry
         self._hello_timeout_s = hello_timeout_s
         self._mailbox: queue.SimpleQueue[_Mail] = queue.SimpleQueue()
-        self._room = threading.Event()
         self._over = threading.Event()
         self._engine: Engine | None = None
         self._input_ended = False
@@ -83,9 +84,8 @@ class Session:
         try:
             for message in messages:
                 self._mailbox.put(message)
-                while self._mailbox.qsize() >= MAX_WAITING_MESSAGES and not self._over.is_set():
-                    self._room.clear()
-                    self._room.wait(0.1)
+                while self._mailbox.qsize() >= MAX_WAITING_MESSAGES and not self._over.wait(ROOM_CHECK_S):
+                    pass
         except grpc.RpcError:
             pass  # the stream was cancelled or reset; it ends like any other
         self._mailbox.put(_InputEnded())
@@ -164,7 +164,6 @@ class Session:
         with contextlib.suppress(queue.Empty):
             while len(mail) < MAX_WAITING_MESSAGES:
                 mail.append(self._mailbox.get_nowait())
-        self._room.set()
         return mail
 
     def _handle(self, engine: Engine, mail: Sequence[_Mail]) -> pb.Decision | None:
@@ -176,7 +175,7 @@ class Session:
                 raise SessionEnded(grpc.StatusCode.ABORTED, _SUPERSEDED)
             switches = engine.tier_switches
             wanted = [self._take_in(engine, piece, records) for piece in mail]
-            decision = engine.decide() if any(wanted) and not self._input_ended else None
+            decision = self._decide(engine) if any(wanted) and not self._input_ended else None
             self._telemetry.stepped(engine, records, decision)
         if decision is not None:
             self._telemetry.decided(
@@ -185,6 +184,12 @@ class Session:
                 seconds=self._telemetry.timer() - started_s,
             )
         return decision
+
+    def _decide(self, engine: Engine) -> pb.Decision | None:
+        try:
+            return engine.decide()
+        except PolicyError as error:
+            raise SessionEnded(grpc.StatusCode.INTERNAL, str(error)) from error
 
     def _take_in(self, engine: Engine, mail: _Mail, records: list[StepRecord]) -> bool:
         """Take one piece of mail in; whether it calls for a new decision."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specgov.policies.types import MAX_BATCH_SIZE, EngineSpec, StepObservation
 from specgov.proto.v1 import specgov_pb2 as pb
 
-MAX_NUM_STEPS = 64
+MAX_NUM_STEPS = 32
 MAX_TIERS = 32
 MAX_GRAPH_BATCH_SIZES = 4096
 MAX_NAME_CHARS = 128
@@ -106,8 +106,13 @@ def check_info(info: pb.EngineInfo) -> EngineSpec:
     )
 
 
-def check_report(report: pb.StepReport, engine: EngineSpec, last_step_id: int) -> StepObservation:
+def check_report(
+    report: pb.StepReport, engine: EngineSpec, last_step_id: int, generation_offset: int = 0
+) -> StepObservation:
     """The step that a report tells of; ``last_step_id`` is the newest accepted one of this boot, 0 if none.
+
+    ``generation_offset`` is added to the slots' generations, modulo 256: one that differs from boot to boot
+    marks all requests of a new boot as new, though its slots count from the start again.
 
     Raises:
         RejectedMessage: the report is out of order, or tells of something that cannot have happened.
@@ -126,7 +131,7 @@ def check_report(report: pb.StepReport, engine: EngineSpec, last_step_id: int) -
         )
     _check_load(report)
     accepted = _accepted(report)
-    slots, generations = _slots(report, len(accepted))
+    slots, generations = _slots(report, len(accepted), generation_offset)
     return StepObservation(
         step_id=report.step_id,
         batch_size=batch_size,
@@ -179,7 +184,9 @@ def _accepted(report: pb.StepReport) -> NDArray[np.uint8]:
     return accepted
 
 
-def _slots(report: pb.StepReport, entries: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+def _slots(
+    report: pb.StepReport, entries: int, generation_offset: int
+) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
     """Slots and generations, both with ``entries`` entries, or both empty where there are no slots."""
     if len(report.slots_u16le) not in (0, 2 * entries):
         raise RejectedMessage(
@@ -199,8 +206,8 @@ def _slots(report: pb.StepReport, entries: int) -> tuple[NDArray[np.uint16], NDA
             Cause.DUPLICATE_SLOT, f"slot {ordered[1:][same][0]} occurs more than once in the report"
         )
     if report.slot_generations_u8:
-        return slots, np.frombuffer(report.slot_generations_u8, np.uint8)
-    return slots, np.zeros(len(slots), np.uint8)
+        return slots, np.frombuffer(report.slot_generations_u8, np.uint8) + np.uint8(generation_offset)
+    return slots, np.full(len(slots), generation_offset, np.uint8)
 
 
 def _check_load(report: pb.StepReport) -> None:
