@@ -98,7 +98,8 @@ def _print(decision: specgov_pb2.Decision) -> None:
     ranges = [(decision.batch_size_min, decision.batch_size_max, decision.num_steps)]
     ranges += [(r.batch_size_min, r.batch_size_max, r.num_steps) for r in decision.neighbours]
     for low, high, num_steps in sorted(ranges):
-        console.print(f"  batch size {low} to {high}: num_steps {num_steps}")
+        sizes = f"{low}" if low == high else f"{low} to {high}"
+        console.print(f"  batch size {sizes}: num_steps {num_steps}")
     if not decision.estimates:
         return
     best = max(_output_rate(estimate) for estimate in decision.estimates)

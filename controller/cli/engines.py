@@ -13,6 +13,9 @@ EngineId = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENGINE_ID
 ModeName = Annotated[Literal["active", "shadow", "frozen", "off"], tyro.conf.Positional]
 PolicyText = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="POLICY")]
 
+SHOWN_DECISIONS = 10
+"""How many of the last decisions are printed; --json holds all that the sidecar sends."""
+
 
 def list_engines(*, target: remote.Target = None, json: bool = False) -> None:
     """List the engines that the sidecar knows.
@@ -207,7 +210,7 @@ def _print_engine(answer: specgov_pb2.GetEngineResponse) -> None:
                 decision.num_steps,
                 _reason_word(decision.reason),
             )
-            for decision in answer.last_decisions
+            for decision in answer.last_decisions[-SHOWN_DECISIONS:]
         ]
         console.print("Last decisions, oldest first:")
         console.print(output.table(columns, rows_of_decisions))

@@ -29,6 +29,11 @@ def non_negative(option: str, value: Number) -> Number:
     return value
 
 
+def shown(metavar: str) -> Any:
+    """How an option with a default shows in ``--help``."""
+    return tyro.conf.arg(metavar=metavar)
+
+
 def numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
     """The comma-separated numbers of ``text``, none below 0.
 

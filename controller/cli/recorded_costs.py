@@ -11,7 +11,7 @@ from specgov.controller.cli.counterfactual import Visits
 from specgov.controller.cli.errors import CliError
 from specgov.env.calibration import gather, require_enough
 from specgov.env.fitting import Cells, isotonic_plane
-from specgov.env.recordings import Recording, read_steps
+from specgov.env.recording import Recording, read_recording
 from specgov.policies.step_time import StepGrid, TableStepTime
 
 
@@ -37,7 +37,7 @@ def read_costs(file: Path) -> RecordedCosts:
         CliError: a batch size lacks a tier that others have.
 
     """
-    recording = read_steps(file)
+    recording = read_recording(file)
     cells, logs, _, _ = gather([recording])
     require_enough(cells)
     grid = _grid(cells, file)

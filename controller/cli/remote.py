@@ -10,6 +10,7 @@ import grpc
 import tyro
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specgov.controller.cli.errors import CliError, UnreachableError, UsageError
 from specgov.controller.listen import ListenError, default_folder, parse_address
@@ -54,6 +55,20 @@ def sidecar(target: str) -> Iterator[grpc.Channel]:
             yield channel
         except grpc.RpcError as error:
             raise _translate(error, target) from error
+
+
+def require_serving(target: str) -> None:
+    """Ask the sidecar's health service once.
+
+    Raises:
+        UnreachableError: nothing answers, or it is starting or stopping.
+
+    """
+    with sidecar(target) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        raise UnreachableError(f"the sidecar at {target} is not serving: it is starting or stopping")
 
 
 def _translate(error: grpc.RpcError, target: str) -> CliError:

@@ -9,10 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from specgov.controller.cli.errors import CliError
+from specgov.controller.cli.errors import CliError, UnreachableError
+from specgov.controller.cli.remote import require_serving
 
 START_S = 20.0
 """How long a sidecar may take until it serves."""
@@ -53,17 +51,12 @@ def sidecar_process(folder: Path, options: Sequence[str] = ()) -> Iterator[str]:
 
 def _wait_until_serving(process: subprocess.Popen[bytes], target: str, log: Path) -> None:
     deadline_s = time.monotonic() + START_S
-    with grpc.insecure_channel(target) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        while time.monotonic() < deadline_s:
-            if process.poll() is not None:
-                raise CliError(f"the sidecar ended at once: {_last_line(log)}")
-            with contextlib.suppress(grpc.RpcError):
-                request = health_pb2.HealthCheckRequest()
-                answer = health.Check(request, timeout=1.0, wait_for_ready=True)
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-            time.sleep(_POLL_S)
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise CliError(f"the sidecar ended at once: {_last_line(log)}")
+        with contextlib.suppress(UnreachableError):
+            return require_serving(target)
+        time.sleep(_POLL_S)
     raise CliError(f"the sidecar does not serve within {START_S:g} s: {_last_line(log)}")
 
 
