@@ -91,7 +91,7 @@ BLOCKS = (
     Block("steps_since_speculation", "log2(1 + steps since num_steps > 0) / 8", 0.0, 1.0),
     Block("num_steps", "1 for the step's tier", 0.0, 1.0, _ALL_TIERS),
     Block("has_tier", "1 if the engine has the tier", 0.0, 1.0, _ALL_TIERS),
-    Block("acceptance", "P(draft i accepted | those before it were)", 0.0, 1.0, _SPECULATING),
+    Block("acceptance", "P(draft i accepted, given those before it were)", 0.0, 1.0, _SPECULATING),
     Block("confidence", "evidence for it, 0 none to 1", 0.0, 1.0, _SPECULATING),
     Block("accept_length", "expected accept length / 8", 0.125, 1.0, _SPECULATING),
     Block("step_ms_0", "log2(1 + expected ms at tier 0) / 8", 0.0, 2.0),
