@@ -138,7 +138,8 @@ class AcceptanceTables:
         """
         blocks = generated.astype(np.int64) // BLOCK_TOKENS
         correlation = self._correlation[class_index] ** (blocks - generated_before // BLOCK_TOKENS)
-        return correlation * text + np.sqrt(1.0 - correlation**2) * normal(keys, blocks + _BLOCK_DRAWS)
+        moved = correlation * text + np.sqrt(1.0 - correlation**2) * normal(keys, blocks + _BLOCK_DRAWS)
+        return np.asarray(moved)
 
     def factor(
         self,
@@ -152,7 +153,7 @@ class AcceptanceTables:
         log_factor = self._request_scale[class_index] * request + self._text_scale[class_index] * text
         log_factor += self._context[class_index] * np.minimum(context_tokens, MAX_CONTEXT_TOKENS)
         log_factor += self._cold * cold
-        return np.exp(log_factor).astype(np.float32)
+        return np.asarray(np.exp(log_factor), np.float32)
 
     def accepted(
         self,
@@ -188,7 +189,8 @@ class AcceptanceTables:
 
     def survival(self, class_index: NDArray[Any], factor: Float32s) -> NDArray[np.float64]:
         """P(drafts 1..i all accepted) of each request, shape (n, positions)."""
-        return np.exp(-np.float64(factor)[:, None] * self.hazard.T[class_index].astype(np.float64))
+        hazard = self.hazard.T[class_index].astype(np.float64)
+        return np.asarray(np.exp(-factor.astype(np.float64)[:, None] * hazard))
 
 
 def marginal_hazard(hazard: NDArray[np.float64], spread: float) -> NDArray[np.float64]:

@@ -166,8 +166,8 @@ class EmulatedEngine:
         decision = self._client.wait_for_step(step_id, LOCKSTEP_TIMEOUT_S)
         if decision is None:
             raise EmulationError(
-                f"no decision that knows step {step_id} came within {LOCKSTEP_TIMEOUT_S:g} s (the client's last "
-                f"error: {self._client.stats().last_error or 'none'}): is the sidecar running and its mode "
+                f"no decision that knows step {step_id} came within {LOCKSTEP_TIMEOUT_S:g} s (client: "
+                f"{self._client.stats().last_error or 'none'}): is the sidecar running and its mode "
                 "active? Without lockstep the engine goes on with its own rule"
             )
         return decision

@@ -28,7 +28,7 @@ _LOW_HALF = np.uint64(0xFFFFFFFF)
 
 
 class Stream(enum.IntEnum):
-    """What the draws of an environment are for. Numbers are never reused: a change changes every recorded run."""
+    """What the draws of an environment are for. Changing a number changes every seeded run."""
 
     REQUEST = 0  # lengths, classes: the workload
     ARRIVAL = 1  # inter-arrival times: the workload
@@ -55,8 +55,9 @@ def environment_keys(seed: int, n_envs: int) -> Keys:
 
     The same as gymnasium's vector environments, which seed their environment e with seed + e.
     """
-    first = np.full(n_envs, seed & 0xFFFFFFFFFFFFFFFF, np.uint64)
-    return mix64(first + np.arange(n_envs, dtype=np.uint64))
+    seeds: Keys = np.arange(n_envs, dtype=np.uint64)
+    seeds += np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
+    return mix64(seeds)
 
 
 def draw(keys: Keys, index: NDArray[Any] | int) -> Keys:

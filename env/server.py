@@ -255,7 +255,7 @@ class Server:
         factors = self._batching.slots.factor[batch.at]
         drift = self.config.acceptance.drift
         if not drift.is_none:
-            factors *= drift.gain(self.keys, self._batching.time_ns * 1e-9)[batch.env]
+            factors *= drift.gain(self.keys, self._batching.time_s)[batch.env]
         return factors
 
     def _cool(self, batch: Batch, live_tiers: NDArray[np.uint8]) -> None:
@@ -352,8 +352,8 @@ class _BeforeStep:
     def __init__(self, batching: Batching) -> None:
         self.after_idle = batching.idle_ns > 0
         self.after_prefill = batching.prefill_ns > 0
-        self.idle_ms = batching.idle_ns * 1e-6
-        self.prefill_ms = batching.prefill_ns * 1e-6
+        self.idle_ms = batching.idle_ns.astype(np.float64) * 1e-6
+        self.prefill_ms = batching.prefill_ns.astype(np.float64) * 1e-6
         self.context_tokens = batching.context_tokens.copy()
         self.kv_tokens = batching.kv_tokens
         self.waiting = batching.queue.length.copy()

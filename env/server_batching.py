@@ -1,4 +1,4 @@
-"""Between two decode steps: requests arrive, wait, are prefilled, join the batch, and are retracted for want of KV.
+"""Between two decode steps: requests arrive, wait, are prefilled, join the batch; some are retracted.
 
 Environments advance together: each loop runs once for the environment with the most to do, and every pass
 handles one request in all environments that still have one.
@@ -13,7 +13,7 @@ from specgov.env.acceptance import AcceptanceTables
 from specgov.env.rng import Keys, Stream, draw, stream_keys
 from specgov.env.server_config import ServerConfig
 from specgov.env.server_state import Requests, RunningSlots, WaitingQueue, new_requests
-from specgov.env.server_types import Flags, Ints, SimulationError, Workload
+from specgov.env.server_types import Flags, Floats, Ints, SimulationError, Workload
 
 
 class Batching:
@@ -44,7 +44,7 @@ class Batching:
         self._request_index = np.zeros(n_envs, np.int64)
 
     def clear(self, envs: Ints, keys: Keys) -> None:
-        """Empty ``envs`` and begin them again at time 0 with new keys; the workload is the caller's to reset."""
+        """Empty ``envs`` and begin them again at time 0 with new keys; the workload is not touched."""
         self.slots.clear(envs)
         self.queue.clear(envs)
         for values in (self.time_ns, self.request_ns, self.context_tokens, self.partial_tokens):
@@ -53,7 +53,7 @@ class Batching:
         self._request_index[envs] = 0
 
     def form(self, where: Flags) -> None:
-        """Form the next batch in the environments ``where``: at least one request runs unless the workload ended.
+        """Form the next batch in ``where``: at least one request runs there unless the workload ended.
 
         Raises:
             SimulationError: a request that the server can never hold.
@@ -68,6 +68,11 @@ class Batching:
         if self._config.engine.kv_capacity_tokens:
             self._make_room(where)
         self._prefill(where)
+
+    @property
+    def time_s(self) -> Floats:
+        """Simulated time in seconds."""
+        return self.time_ns.astype(np.float64) * 1e-9
 
     @property
     def in_system(self) -> Ints:
@@ -85,7 +90,7 @@ class Batching:
         self.request_ns[envs] += duration_ns * (self.slots.running[envs] + self.queue.length[envs])
 
     def _receive(self, where: Flags) -> None:
-        time_s = self.time_ns * 1e-9
+        time_s = self.time_s
         while (due := np.flatnonzero((self._workload.next_arrival_s() <= time_s) & where)).size:
             self._enqueue(due, from_open_loop=True)
         target = self._workload.target_concurrency(time_s)
@@ -94,7 +99,7 @@ class Batching:
 
     def _enqueue(self, envs: Ints, *, from_open_loop: bool) -> None:
         now_ns = self.time_ns[envs]
-        batch = self._workload.take(envs, now_ns * 1e-9)
+        batch = self._workload.take(envs, now_ns.astype(np.float64) * 1e-9)
         self._check_lengths(batch.prompt_tokens, batch.output_tokens)
         arrival_ns = now_ns
         if from_open_loop:
@@ -130,7 +135,7 @@ class Batching:
             )
 
     def _skip_idle_time(self, empty: Flags) -> None:
-        time_s = self.time_ns * 1e-9
+        time_s = self.time_s
         next_s = np.minimum(self._workload.next_arrival_s(), self._workload.resume_s(time_s))
         jumping = empty & np.isfinite(next_s)
         if not jumping.any():
@@ -184,7 +189,7 @@ class Batching:
         return np.asarray(needed <= np.where(running > 0, self._shared_capacity, self._capacity))
 
     def _prefill_heads(self, envs: Ints, heads: Requests, text_tokens: Ints, budget: Ints) -> Ints:
-        """Prefill the first request of each of ``envs``; returns those that may prefill another in this step."""
+        """Prefill the first request of each of ``envs``; returns those that may prefill another now."""
         chunk = self._config.prefill_chunk_tokens
         rest = text_tokens - self.partial_tokens[envs]
         tokens = np.where(self.slots.running[envs] > 0, np.minimum(rest, budget[envs]), rest)
@@ -197,7 +202,7 @@ class Batching:
         budget[envs] -= tokens
         done = tokens == rest
         self._join(envs[done], heads[done], text_tokens[done])
-        return envs[done & (budget[envs] > 0) & (self.queue.length[envs] > 0)]
+        return np.asarray(envs[done & (budget[envs] > 0) & (self.queue.length[envs] > 0)])
 
     def _join(self, envs: Ints, requests: Requests, text_tokens: Ints) -> None:
         if not envs.size:

@@ -13,6 +13,10 @@ UNLIMITED_TOKENS = 1 << 60
 """Stands for a KV capacity that is not known."""
 
 
+NO_NOISE = StepNoise(sigma=0.0, stall_probability=0.0)
+FREE_PREFILL = PrefillCost(fixed_ms=0.0, ms_per_token=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """A server; the same for all environments.
@@ -35,8 +39,8 @@ class ServerConfig:
     engine: EngineSpec
     step_time: StepTime
     acceptance: AcceptanceModel
-    noise: StepNoise = StepNoise(sigma=0.0, stall_probability=0.0)
-    prefill: PrefillCost = PrefillCost(fixed_ms=0.0, ms_per_token=0.0)
+    noise: StepNoise = NO_NOISE
+    prefill: PrefillCost = FREE_PREFILL
     prefill_chunk_tokens: int = 8192
     kv_headroom: float = 0.05
 

@@ -169,7 +169,7 @@ class RunningSlots:
         return requests
 
     def youngest(self, envs: Ints) -> Ints:
-        """The slot of the request with the fewest output tokens in each of ``envs``, none of which may be empty.
+        """The slot of the request with the fewest output tokens in each of ``envs`` (none empty).
 
         Of equals the first. SGLang, too, retracts these first.
         """

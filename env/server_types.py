@@ -71,7 +71,7 @@ class Workload(Protocol):
         ...
 
     def resume_s(self, time_s: Floats) -> Floats:
-        """For an empty closed loop: when the target is next above 0, shape (N,), at least ``time_s``; inf if never.
+        """When the closed loop's target is next above 0, shape (N,), at least ``time_s``; inf if never.
 
         inf in an open loop.
         """
