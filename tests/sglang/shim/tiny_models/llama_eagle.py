@@ -1,0 +1,3 @@
+from sglang.srt.models.llama_eagle import LlamaForCausalLMEagle
+
+EntryClass = LlamaForCausalLMEagle
