@@ -152,7 +152,7 @@ class StreamClient:
     def close(self, timeout_s: float = 0.5) -> None:
         """Send what is queued and end the stream; what takes longer than ``timeout_s`` is cut off.
 
-        May be called again. Nothing else may be called afterwards, except ``newest`` and ``stats``.
+        May be called again. What is submitted afterwards goes nowhere.
         """
         if self._closer is None or not self._closer.alive:
             return

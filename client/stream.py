@@ -77,6 +77,7 @@ class Stream:
         self._call: grpc.Call | None = None
         self._sender: Sender | None = None
         self._thread = threading.Thread(target=self._run, name="specgov-client", daemon=True)
+        self._connections_at_warning = -1  # so that a sidecar that stays away is told of once
         self.counters = Counters()
 
     def start(self) -> None:
@@ -130,9 +131,10 @@ class Stream:
     def _note_end(self, error: str) -> None:
         if self._ending.is_set():
             return
-        if error != self.counters.last_error:
-            log.warning("no stream to the sidecar at %s (%s); trying again", self._target, error)
         self.counters.last_error = error
+        if self.counters.connections != self._connections_at_warning:
+            self._connections_at_warning = self.counters.connections
+            log.warning("no stream to the sidecar at %s (%s); trying again", self._target, error)
 
     def _exchange(self, stub: pb_grpc.SpeculationControllerStub) -> None:
         sender = Sender(self._info, self._mailbox, self.counters)
