@@ -119,19 +119,19 @@ class Intensity:
         total = self._cumulative[-1]
         if self._period_s is not None:
             periods, rest = np.divmod(time_s, self._period_s)
-            return periods * total + np.interp(rest, self._knots_s, self._cumulative)
+            return np.asarray(periods * total + np.interp(rest, self._knots_s, self._cumulative))
         beyond = np.maximum(time_s - self._knots_s[-1], 0.0) * self._rate[-1]
-        return np.interp(time_s, self._knots_s, self._cumulative) + beyond
+        return np.asarray(np.interp(time_s, self._knots_s, self._cumulative) + beyond)
 
     def time_at(self, operational: Floats) -> Floats:
         """Λ⁻¹: the time in s at which the expected number of requests since 0 reaches ``operational``."""
         total = self._cumulative[-1]
         if self._period_s is not None:
             periods, rest = np.divmod(operational, total)
-            return periods * self._period_s + np.interp(rest, self._cumulative, self._knots_s)
+            return np.asarray(periods * self._period_s + np.interp(rest, self._cumulative, self._knots_s))
         with np.errstate(divide="ignore", invalid="ignore"):
             beyond = np.where(operational > total, (operational - total) / self._rate[-1], 0.0)
-        return np.interp(operational, self._cumulative, self._knots_s) + beyond
+        return np.asarray(np.interp(operational, self._cumulative, self._knots_s) + beyond)
 
 
 def constant(rate_rps: float) -> Intensity:

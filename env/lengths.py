@@ -89,7 +89,7 @@ class ClassMix:
             time_s = np.mod(time_s, self.period_s)
         part = np.searchsorted(self.start_s, time_s, side="right") - 1
         cumulative = np.cumsum(self.weights, axis=1)[part]
-        return np.sum(uniform[:, None] * cumulative[:, -1:] >= cumulative[:, :-1], axis=1)
+        return np.asarray(np.sum(uniform[:, None] * cumulative[:, -1:] >= cumulative[:, :-1], axis=1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The simulated servers as a Stable-Baselines3 ``VecEnv``, with action masks for sb3-contrib's MaskablePPO."""
+"""The simulated servers as a Stable-Baselines3 ``VecEnv``, with action masks for MaskablePPO."""
 
 from __future__ import annotations
 

@@ -234,11 +234,11 @@ class ScenarioTable(Table):
     tests: str = Field(min_length=1, description="a sentence: what the scenario tests")
     profile: str = Field("h200-llama-3.1-8b", min_length=1, description="name or file of a step-time profile")
     duration_s: Positive = Field(120.0, description="simulated time of an episode")
-    engine: EngineTable = EngineTable()
+    engine: EngineTable = EngineTable.model_validate({})
     arrivals: Arrivals
     classes: tuple[ClassTable, ...] = Field(min_length=1)
     mix: MixTable = MixTable()
-    acceptance: AcceptanceTable = AcceptanceTable()
+    acceptance: AcceptanceTable = AcceptanceTable.model_validate({})
 
     @model_validator(mode="after")
     def _shares_match(self) -> ScenarioTable:

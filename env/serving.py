@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gymnasium
 import numpy as np
@@ -109,7 +109,7 @@ class ServingEnv(gymnasium.Env[Observation, np.int64]):
         )
         self._truth = truth
         self._seeded = False
-        self.observation_space = observation_space()
+        self.observation_space = cast("spaces.Space[Observation]", observation_space())
         self.action_space = spaces.Discrete(self.simulation.n_actions)
 
     def reset(
@@ -142,7 +142,7 @@ class ServingEnv(gymnasium.Env[Observation, np.int64]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Which actions are tiers of the engine; what sb3-contrib's MaskablePPO asks for."""
-        return self.simulation.action_masks[0]
+        return np.asarray(self.simulation.action_masks[0])
 
 
 def observation_space() -> spaces.Box:

@@ -126,14 +126,14 @@ class ServingSimulation:
         self._pending[:, :-1] = self._pending[:, 1:]
         self._features.update(summaries_of(step))
         request_ns = self.server.request_ns
-        request_s = (request_ns - self._request_ns) * 1e-9
+        request_s = np.asarray((request_ns - self._request_ns) * 1e-9, np.float64)
         self._request_ns = request_ns
         reward = self._reward.reward(step, request_s)
         truncated = (step.time_ns >= self._horizon_ns) & ~step.exhausted
         return Outcome(self.observation(), reward, step.exhausted, truncated, step)
 
     def state_info(self, truth: bool) -> dict[str, NDArray[Any]]:
-        """What holds before the coming step; with ``truth`` what each tier would bring, for oracles and plots.
+        """What holds before the coming step; with ``truth`` also what each tier would bring.
 
         ``expected_tokens`` and ``expected_ms`` (N, tiers), ``acceptance`` (N, K) are those of
         ``env.server.Truth``.

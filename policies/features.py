@@ -335,6 +335,6 @@ def _where(condition: Flags, new: StepSummaries, old: StepSummaries) -> StepSumm
 
     def choose(name: str) -> NDArray[np.generic]:
         one, other = getattr(new, name), getattr(old, name)
-        return np.where(condition if one.ndim == 1 else condition[:, None], one, other)
+        return np.asarray(np.where(condition if one.ndim == 1 else condition[:, None], one, other))
 
     return StepSummaries(*(choose(field.name) for field in fields(StepSummaries)))  # type: ignore[arg-type]
