@@ -15,8 +15,9 @@ from specgov.controller.plot import Figure, Panel, Series, render
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-BINS = 100
+BINS = 64
 """Stretches of time over which the picture averages output rates."""
+_ONE_TWO_FIVE = np.array([digit * 10.0**power for power in range(7) for digit in (1, 2, 5)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ def figure(title: str, duration_s: float, policy: StepTrace, others: Sequence[St
             Panel(
                 "batch size",
                 [Series("", _closed(starts_s[sizes], duration_s), _held(policy.batch_size[sizes]), "step")],
+                y_log=True,
+                y_ticks=_within(4.0 ** np.arange(8), policy.batch_size),
                 height_px=110,
             ),
             Panel(
@@ -95,7 +98,9 @@ def figure(title: str, duration_s: float, policy: StepTrace, others: Sequence[St
                     Series(trace.name, middles.tolist(), rate.tolist(), dashed=trace is not policy)
                     for trace, middles, rate in rates
                 ],
-                height_px=200,
+                y_log=True,
+                y_ticks=_within(_ONE_TWO_FIVE, np.concatenate([rate for _, _, rate in rates])),
+                height_px=220,
             ),
         ],
     )
@@ -104,6 +109,12 @@ def figure(title: str, duration_s: float, policy: StepTrace, others: Sequence[St
 def svg(title: str, duration_s: float, policy: StepTrace, others: Sequence[StepTrace]) -> str:
     """The figure as SVG text."""
     return render(figure(title, duration_s, policy, others))
+
+
+def _within(ticks: Floats, values: Ints | Floats) -> list[float]:
+    """The ticks inside the range of the values above 0."""
+    shown = values[values > 0]
+    return [float(tick) for tick in ticks if len(shown) and shown.min() <= tick <= shown.max()]
 
 
 def _changes(values: Ints) -> Ints:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,8 +24,8 @@ _POLL_S = 0.05
 def sidecar_process(folder: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """Start ``specgov serve`` on a socket in ``folder``, and stop it at the end.
 
-    It is out of reach of the terminal's Ctrl-C, so that it can be stopped after its engine. What it says goes
-    to ``sidecar.log`` in the folder.
+    It is out of reach of the terminal's Ctrl-C, so that it can be stopped after its engine; a SIGTERM to this
+    process ends it too. What it says goes to ``sidecar.log`` in the folder.
 
     Args:
         folder: a private one, short enough for a socket's path.
@@ -38,7 +40,7 @@ def sidecar_process(folder: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """
     target, log = f"unix://{folder}/specgov.sock", folder / "sidecar.log"
     command = [sys.executable, "-m", "specgov.controller.cli.main", "serve", "--listen", target, *options]
-    with log.open("w") as said:
+    with log.open("w") as said, _exit_on_sigterm():
         process = subprocess.Popen(  # noqa: S603 our own program
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
         )
@@ -47,6 +49,19 @@ def sidecar_process(folder: Path, options: Sequence[str] = ()) -> Iterator[str]:
             yield target
         finally:
             _stop(process)
+
+
+@contextlib.contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind this process, so that what it has started is stopped; main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait_until_serving(process: subprocess.Popen[bytes], target: str, log: Path) -> None:
