@@ -9,7 +9,8 @@
 4. The table is completed: in the plane (context) with most cells a missing one takes the model's value times
    the neighbours' ratio of table to model; in the other planes, and in two more at context 0 and far beyond
    the largest, it is the first plane's value plus the model's cost of the longer context, scaled as the
-   measured planes say. These cells have count 0.
+   measured planes say. Batch sizes and num_steps beyond the measured ones are added in the same way. All
+   these cells have count 0.
 5. Medians that fall with batch size, num_steps or context are smoothed isotonically, weighted by count.
 """
 
@@ -43,6 +44,8 @@ from specgov.policies.step_time.lookup import Padding
 MIN_STEPS = 5
 OUTLIER_RATIO = 2.0
 FAR_CONTEXT_TOKENS = 131_072.0
+FAR_NUM_STEPS = (16, 32)
+FAR_BATCH_RATIOS = (2, 4)
 # Kernels a layer and time to launch one: assumed, for the least time of a step without a CUDA graph.
 LAUNCH_MS_PER_LAYER = 12 * 0.004
 # Weight of a cell that was not measured, in steps.
@@ -121,7 +124,7 @@ def calibrate(recordings: Sequence[Recording], setup: Setup = UNKNOWN_SETUP) -> 
         model=setup.model.name,
         draft=setup.draft_name,
         tensor_parallel_size=setup.tensor_parallel_size,
-        tiers=tuple(int(tier) for tier in grid.num_steps),
+        tiers=tuple(int(tier) for tier in np.unique(cells.num_steps[cells.can_speculate])),
         graph_batch_sizes=graph_batch_sizes,
         grid=grid,
         no_spec_grid=no_spec_grid,
@@ -232,8 +235,9 @@ def complete(
     measured_contexts = sorted({float(value) for value in cells.context_tokens})
     far = max(FAR_CONTEXT_TOKENS, 2 * measured_contexts[-1])
     contexts = np.array(sorted({0.0, *measured_contexts, far}))
-    batches = np.unique(cells.batch_size)
-    tiers = np.unique(cells.num_steps)
+    batches, tiers = _axis(cells.batch_size), np.unique(cells.num_steps)
+    if tiers[-1] > 0:
+        tiers = np.append(tiers, [far_tier for far_tier in FAR_NUM_STEPS if far_tier > tiers[-1]])
     at = (
         np.searchsorted(contexts, cells.context_tokens),
         np.searchsorted(batches, cells.batch_size),
@@ -256,6 +260,12 @@ def complete(
     return StepGrid(contexts, batches, tiers, step_ms, count, **rounded), ratio
 
 
+def _axis(batch_size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The measured batch sizes and some beyond."""
+    measured = np.unique(batch_size)
+    return np.append(measured, [ratio * measured[-1] for ratio in FAR_BATCH_RATIOS])
+
+
 def _filled(
     median_ms: Array, modelled: Array, batches: NDArray[np.int64], base: int, slope_ratio: float | None
 ) -> tuple[Array, float]:
@@ -263,10 +273,13 @@ def _filled(
     known = ~np.isnan(median_ms[base])
     first = median_ms[base].copy()
     places: Array = np.log(batches.astype(np.float64))
+    ratios: Array = np.ones(len(batches))
     for column in range(first.shape[1]):
         have = known[:, column]
-        log_ratio = np.log(first[have, column] / modelled[base, have, column])
-        ratios: Array = np.exp(np.interp(places, places[have], log_ratio))
+        # A column with no cell at all keeps the ratios of the column before it.
+        if have.any():
+            log_ratio = np.log(first[have, column] / modelled[base, have, column])
+            ratios = np.exp(np.interp(places, places[have], log_ratio))
         first[:, column] = np.where(have, first[:, column], modelled[base, :, column] * ratios)
     longer = modelled - modelled[base]
     both = ~np.isnan(median_ms) & known
@@ -354,7 +367,7 @@ def _smoothed(grid: StepGrid) -> list[dict[str, Any]]:
         moved = np.argwhere(grid.measured & (np.abs(grid.step_ms - grid.median_ms) > 5e-5))
     return [
         {
-            "server": "can speculate" if len(grid.num_steps) > 1 else "no speculation",
+            "server": "can speculate" if len(grid.num_steps) > 1 else "without speculation",
             "context_tokens": float(grid.context_tokens[c]),
             "batch_size": int(grid.batch_sizes[b]),
             "num_steps": int(grid.num_steps[k]),

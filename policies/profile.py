@@ -101,9 +101,10 @@ class Profile:
         if self.no_spec_grid is None or 0 not in self.grid.num_steps:
             return {}
         plane = int(np.flatnonzero(self.no_spec_grid.measured.any(axis=(1, 2)))[0])
-        context, sizes = self.no_spec_grid.context_tokens[plane], self.no_spec_grid.batch_sizes
+        rows = self.no_spec_grid.measured[plane, :, 0]
+        context, sizes = self.no_spec_grid.context_tokens[plane], self.no_spec_grid.batch_sizes[rows]
         with_spec = TableStepTime(self.grid).step_ms(sizes, 0, sizes * context)
-        tax = with_spec / self.no_spec_grid.step_ms[plane, :, 0] - 1
+        tax = with_spec / self.no_spec_grid.step_ms[plane, rows, 0] - 1
         return {int(size): round(float(value), 4) for size, value in zip(sizes, tax, strict=True)}
 
     def to_json(self) -> str:
@@ -194,7 +195,10 @@ def parse_profile(text: str, where: str = "profile") -> Profile:
     if stated != _hash_of(document):
         raise ProfileError(f"{where}: the hash does not fit the contents, so the file was changed or damaged")
     try:
-        return _profile_from(document, str(stated))
+        profile = _profile_from(document, str(stated))
+        # Made here so that what cannot be used is refused here.
+        _ = profile.step_time, profile.no_spec_step_time
+        return profile
     except (KeyError, TypeError, ValueError) as error:
         what = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise ProfileError(f"{where}: {what}") from error

@@ -22,7 +22,10 @@ Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROFILE")]
 
 
 def list_profiles() -> None:
-    """List the bundled profiles."""
+    """List the bundled profiles.
+
+    For example: specgov profiles list
+    """
     from specgov.policies.profile import profile_names
 
     rows = []
@@ -57,6 +60,8 @@ def show(profile: Name, /, *, context: int = 0, plot: PlotPath = None, json: boo
 def compare(first: Name, second: Name, /, *, context: int = 0, plot: PlotPath = None) -> None:
     """Compare the break-even accept lengths of two profiles.
 
+    For example: specgov profiles compare h200-llama-3.1-8b h200-qwen3-30b-a3b --plot both.svg
+
     Args:
         first: A bundled profile's name, or a file.
         second: Another one.
@@ -69,7 +74,7 @@ def compare(first: Name, second: Name, /, *, context: int = 0, plot: PlotPath = 
     tiers = sorted(set(pair[0].tiers) & set(pair[1].tiers) - {0})
     if not tiers:
         raise CliError(f"{first} and {second} have no tier above 0 in common")
-    sizes = sorted({int(size) for profile in pair for size in profile.grid.batch_sizes})
+    sizes = sorted({size for profile in pair for size in _measured_sizes(profile)})
     columns = [f"k={tier} {mark}" for tier in tiers for mark in "AB"]
     values = [break_even(profile, sizes, tier, at) for tier in tiers for profile in pair]
     rows = [(size, *(f"{column[i]:.2f}" for column in values)) for i, size in enumerate(sizes)]
@@ -93,7 +98,7 @@ def picture(profile: Profile, context: int) -> Figure:
     """Measured points and fitted curves by batch size, and the break-even accept lengths."""
     from specgov.controller.plot import PALETTE, Figure, Panel, Series
 
-    sizes = [int(size) for size in profile.grid.batch_sizes]
+    sizes = _measured_sizes(profile)
     fine = sorted({round(float(x)) for x in np.geomspace(sizes[0], sizes[-1], 120)})
     plane = np.flatnonzero(profile.grid.context_tokens == context)
     times: list[Series] = []
@@ -104,7 +109,7 @@ def picture(profile: Profile, context: int) -> Figure:
         fitted = profile.parametric.step_ms(batch, tier, batch * context)
         times.append(Series(f"k={tier}", fine, fitted.tolist(), color=color))
         if len(plane):
-            medians = profile.grid.median_ms[plane[0], :, index]
+            medians = profile.grid.median_ms[plane[0], : len(sizes), index]
             times.append(Series("", sizes, [float(value) for value in medians], kind="points", color=color))
         if tier > 0:
             ratio = break_even(profile, sizes, tier, context).tolist()
@@ -142,9 +147,11 @@ def comparison(pair: tuple[Profile, Profile], tiers: list[int], sizes: list[int]
         for profile in pair
         for index, tier in enumerate(tiers)
     ]
-    panel = Panel("Break-even accept length", series, height_px=300)
+    panel = Panel("Break-even", series, height_px=300)
     title = f"A: {pair[0].name}, B: {pair[1].name}, at context {context}"
-    return Figure(title=title, x_label="batch size", panels=(panel,), x_log=True, x_ticks=sizes)
+    return Figure(
+        title=title, x_label="batch size", panels=(panel,), x_log=True, x_ticks=sizes, width_px=1000
+    )
 
 
 def _print(profile: Profile, context: int) -> None:
@@ -154,7 +161,7 @@ def _print(profile: Profile, context: int) -> None:
         f"{profile.engine}"
     )
     console.print(f"  {profile.hash}")
-    sizes = [int(size) for size in profile.grid.batch_sizes]
+    sizes = _measured_sizes(profile)
     rows = []
     for index, size in enumerate(sizes):
         times = [float(profile.step_time.step_ms(size, tier, size * context)) for tier in profile.tiers]
@@ -172,7 +179,7 @@ def _print(profile: Profile, context: int) -> None:
 
 
 def _as_json(profile: Profile, context: int) -> dict[str, Any]:
-    sizes = [int(size) for size in profile.grid.batch_sizes]
+    sizes = _measured_sizes(profile)
     return {
         "name": profile.name,
         "hash": profile.hash,
@@ -217,6 +224,11 @@ def _save(path: Path, figure: Figure) -> None:
 def _measured_contexts(profile: Profile) -> list[int]:
     measured = profile.grid.measured.any(axis=(1, 2))
     return [int(value) for value in profile.grid.context_tokens[measured]]
+
+
+def _measured_sizes(profile: Profile) -> list[int]:
+    measured = profile.grid.measured.any(axis=(0, 2))
+    return [int(value) for value in profile.grid.batch_sizes[measured]]
 
 
 def _first_context(profile: Profile) -> int:

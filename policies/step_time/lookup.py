@@ -39,7 +39,10 @@ class GridLookup:
         self._extrapolate = extrapolate
 
     def at(
-        self, mean_context: NDArray[np.float64], batch: NDArray[np.int64], num_steps: NDArray[np.int64]
+        self,
+        mean_context: NDArray[np.float64],
+        batch: NDArray[np.int64] | np.int64,
+        num_steps: NDArray[np.int64],
     ) -> NDArray[np.float64]:
         """Values at broadcast points; ``batch`` indexes ``padded``."""
         if len(self._contexts) == 1:
@@ -90,9 +93,14 @@ def checked_num_steps(num_steps: NDArray[np.int64] | int) -> NDArray[np.int64]:
 class Padding:
     """How an engine pads a batch: up to the next CUDA-graph size, not at all above the largest.
 
+    ``padded`` holds the batch size that runs for each size from 0 to ``largest``.
+
     Args:
         graph_batch_sizes: ascending; empty means no padding.
-        largest: the largest batch size to prepare for where there are no graph sizes.
+        largest: the largest batch size to prepare for, at least; one above it is handled apart.
+
+    Raises:
+        StepTimeError: graph sizes that do not ascend from 1 on.
 
     """
 
@@ -100,10 +108,11 @@ class Padding:
         sizes = np.asarray(graph_batch_sizes, dtype=np.int64)
         if len(sizes) and (sizes[0] < 1 or (np.diff(sizes) <= 0).any()):
             raise StepTimeError(f"graph batch sizes must ascend from 1 on, got {list(graph_batch_sizes)}")
-        self.largest = int(sizes[-1]) if len(sizes) else largest
+        self.largest_graph = int(sizes[-1]) if len(sizes) else 0
+        self.largest = max(self.largest_graph, largest)
         self.padded = np.maximum(np.arange(self.largest + 1), 1)
-        if len(sizes):
-            self.padded = sizes[np.searchsorted(sizes, self.padded)]
+        graphed = self.padded[: self.largest_graph + 1]
+        self.padded[: len(graphed)] = sizes[np.searchsorted(sizes, graphed)] if len(sizes) else graphed
 
     def split(self, batch_size: NDArray[np.int64] | int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The part of each batch up to the largest prepared size, at least 1, and what is above it."""

@@ -6,10 +6,10 @@ to the next of them, so the time is a staircase in the batch size: a batch of 65
 and 96 were captured. Attention reads the cache of real requests only, so the mean context is taken over the
 padded batch: for a given padded size the time is linear in the sum of sequence lengths.
 
-Beyond the grid, all of it extrapolation: a batch above the largest graph size runs eagerly and unpadded, at
-the slope of the grid's last two batch sizes, and never below ``eager_floor_ms``, the time that the host needs
-to launch the kernels one by one; a num_steps above the largest tier and a context above the largest one
-continue the last slope.
+A batch above the largest graph size runs eagerly: unpadded, and never below ``eager_floor_ms``, the time that
+the host needs to launch the kernels one by one. Above the ends of the grid the last slope goes on. Profiles
+hold cells beyond what was measured in every direction, taken from the parametric model and marked by a count
+of 0, so that the grid's own ends are rarely met.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TableStepTime:
         self._padding = Padding(self.graph_batch_sizes, int(grid.batch_sizes[-1]))
         axes = (grid.context_tokens, grid.batch_sizes, grid.num_steps)
         self._cells = GridLookup(axes, grid.step_ms, self._padding.padded, extrapolate=True)
-        # Rows "one above the largest" minus "the largest", for each context and num_steps.
-        self._next_cells = GridLookup(
+        # The largest prepared batch size and the one after it, for the slope beyond.
+        self._last_two = GridLookup(
             axes, grid.step_ms, self._padding.largest + np.arange(2), extrapolate=True
         )
 
@@ -76,10 +76,10 @@ class TableStepTime:
             self._padding.padded[inside] + over
         )
         step_ms = self._cells.at(mean_context, inside, tier)
-        if not over.any():
-            return step_ms
-        zero, one = np.int64(0), np.int64(1)
-        largest_ms = self._next_cells.at(mean_context, np.asarray(zero), tier)
-        slope_ms = self._next_cells.at(mean_context, np.asarray(one), tier) - largest_ms
-        eager_ms = np.maximum(step_ms + over * slope_ms, self.eager_floor_ms)
-        return np.asarray(np.where(over > 0, eager_ms, step_ms))
+        if over.any():
+            last, after = (self._last_two.at(mean_context, np.int64(row), tier) for row in (0, 1))
+            step_ms = step_ms + over * (after - last)
+        if self.eager_floor_ms:
+            eager = inside > self._padding.largest_graph
+            step_ms = np.where(eager, np.maximum(step_ms, self.eager_floor_ms), step_ms)
+        return np.asarray(step_ms)
