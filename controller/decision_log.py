@@ -29,6 +29,7 @@ and counted, and the sidecar goes on.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import threading
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 SCHEMA = "specgov.decision_log"
 SCHEMA_VERSION = 1
 MAX_ENGINE_ROWS = 1024
+MAX_LINE_BYTES = 1 << 20
 
 _FLAGS = ("after_prefill", "after_idle", "has_grammar", "warm_up")
 _REASONS = {value: name.removeprefix("REASON_").lower() for name, value in pb.Reason.items()}
@@ -167,36 +169,41 @@ class DecisionLog:
     def _write_one_file(self, lines: deque[bytes]) -> None:
         """Write as many of ``lines`` as fit into the file, taking them off, and rotate if some are left."""
         file = self._file or self._begin()
-        limit = int(self._config.max_mb * 1e6)
-        chunk: list[bytes] = []
-        size = self._size
-        for line in lines:
-            if chunk and size + len(line) > limit:
-                break
-            chunk.append(line)
-            size += len(line)
-        data = b"".join(chunk)
-        written = file.write(data) or 0
-        self._size += written
-        for _ in range(data[:written].count(b"\n")):
+        count = self._fitting(lines)
+        data = b"".join(itertools.islice(lines, count))
+        taken = data[: self._write(file, data)].count(b"\n")
+        for _ in range(taken):
             lines.popleft()
-        if written < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if taken < count:
+            raise _disk_full()
         if lines:
             self._rotate()
+
+    def _fitting(self, lines: deque[bytes]) -> int:
+        """How many of ``lines`` the file has room for, one at least."""
+        room = int(self._config.max_mb * 1e6) - self._size
+        for count, line in enumerate(lines):
+            room -= len(line)
+            if room < 0:
+                return max(1, count)
+        return len(lines)
 
     def _begin(self) -> LogFile:
         """Open the file; a new one begins with its header and the engines that are known."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._size = self._path.stat().st_size if self._path.exists() else 0
+        self._size = _cut_to_whole_lines(self._path)
         file = self._file = self._open_file(self._path)
         if self._size == 0:
             header = {"kind": "log", "schema": SCHEMA, "schema_version": SCHEMA_VERSION}
             data = b"".join(map(_line, (header, *self._engines.values())))
-        else:
-            data = b"" if _ends_with_newline(self._path) else b"\n"
-        self._size += file.write(data) or 0
+            if self._write(file, data) < len(data):
+                raise _disk_full()
         return file
+
+    def _write(self, file: LogFile, data: bytes) -> int:
+        written = file.write(data) or 0
+        self._size += written
+        return written
 
     def _rotate(self) -> None:
         self._close_file()
@@ -277,8 +284,19 @@ def _line(row: dict[str, Any]) -> bytes:
     return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _ends_with_newline(path: Path) -> bool:
-    """Whether a file that is not empty ends with a whole line; a crash or a full disk may have cut it."""
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
+def _disk_full() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _cut_to_whole_lines(path: Path) -> int:
+    """Cut off a last line that a crash or a full disk left unfinished; the size that remains, 0 for no file."""
+    if not path.exists():
+        return 0
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = file.seek(max(0, size - MAX_LINE_BYTES))
+        tail = file.read()
+        whole = start + tail.rfind(b"\n") + 1
+        if whole < size:
+            file.truncate(whole)
+        return whole
