@@ -73,6 +73,7 @@ class ServingSimulation:
             )
         self.server: Server = self.scenario.build(n, seed)
         self._horizon_ns = round((duration_s or self.scenario.duration_s) * 1e9)
+        self._kv_is_known = engine.kv_capacity_tokens > 0
         self._features = Features(engine, self.scenario.profile.step_time, n)
         self._reward = make_reward(reward, n, reward_options)
         # Decisions on their way: column i applies i steps from now. The engine begins with its smallest tier.
@@ -124,7 +125,7 @@ class ServingSimulation:
         self._pending[:, -1] = self.tiers[actions]
         step = self.server.step(self._pending[:, 0])
         self._pending[:, :-1] = self._pending[:, 1:]
-        self._features.update(summaries_of(step))
+        self._features.update(summaries_of(step, self._kv_is_known))
         request_ns = self.server.request_ns
         request_s = np.asarray((request_ns - self._request_ns) * 1e-9, np.float64)
         self._request_ns = request_ns
@@ -168,7 +169,7 @@ class ServingSimulation:
         }
 
 
-def summaries_of(step: StepResult) -> StepSummaries:
+def summaries_of(step: StepResult, kv_is_known: bool = True) -> StepSummaries:
     """What the engines report of a step: durations in whole µs, KV use in single precision."""
     counts = np.cumsum(step.accepted_histogram[:, ::-1], axis=1)[:, ::-1]
     at_least = np.zeros((len(counts), MAX_NUM_STEPS + 1), np.int64)
@@ -181,8 +182,8 @@ def summaries_of(step: StepResult) -> StepSummaries:
         step.max_seq_len_tokens,
         np.zeros_like(step.batch_size),
         step.waiting_requests,
-        step.kv_use_ratio.astype(np.float32).astype(np.float64),
-        np.where(step.step_ms_valid, np.rint(step.step_ms * 1e3) * 1e-3, np.nan),
+        np.where(kv_is_known, step.kv_use_ratio.astype(np.float32), np.nan),
+        np.where(step.step_ms_valid, np.rint(step.step_ms * 1000.0) / 1000.0, np.nan),
         step.after_prefill,
         step.after_idle,
     )

@@ -56,6 +56,11 @@ COMMANDS = (
     Command("config check", "controller.cli.config:check", "Check a configuration file of the sidecar"),
     Command("emulate", "controller.cli.emulate:emulate", "Play an engine against a running sidecar"),
     Command("replay", "controller.cli.replay:replay", "Compare the policies on a recording's step costs"),
+    Command("simulate", "controller.cli.simulate:simulate", "Run a policy on a simulated server"),
+    Command("scenarios list", "controller.cli.scenarios:list_scenarios", "List the bundled scenarios"),
+    Command(
+        "scenarios show", "controller.cli.scenarios:show", "Print a bundled scenario, to copy and change"
+    ),
     Command("calibrate", "controller.cli.calibrate:calibrate", "Make a profile from recorded steps"),
     Command("profiles list", "controller.cli.profiles:list_profiles", "List the bundled step-time profiles"),
     Command("profiles show", "controller.cli.profiles:show", "Show a profile, and save a picture of it"),
@@ -65,7 +70,7 @@ COMMANDS = (
     ),
 )
 # Shorter ways to say it.
-ALIASES = {"engines": "engines list", "profiles": "profiles list"}
+ALIASES = {"engines": "engines list", "profiles": "profiles list", "scenarios": "scenarios list"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
