@@ -10,7 +10,7 @@ decode steps. A step is used when
 
 1. it and the step before it are decode steps with consecutive numbers, and it is no warm-up step;
 2. the batch has the run's size (in a decision log, which has no runs: the padded size of the step before);
-3. tier and batch size were the same for the three intervals before it, so that a switch has settled.
+3. the three steps before it had its tier and batch size too, so that a switch has settled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SETTLED_STEPS = 3
-"""Intervals at the same tier and batch size before a step is used."""
+"""Steps of the same tier and batch size before one that is used."""
 
 
 class RecordingError(ValueError):
@@ -203,7 +203,7 @@ def digest(text: str) -> str:
 
 
 def _judge(row: Row, before: Row | None, settled: int) -> tuple[str, int]:
-    """Why a row is not used (empty: it is), and for how many intervals nothing has changed."""
+    """Why a row is not used (empty: it is), and how many steps before it were like it."""
     if not row.is_decode:
         return "prefill", 0
     if row.warm_up:
