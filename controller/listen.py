@@ -161,6 +161,8 @@ def _make_room(path: Path) -> None:
         result = probe.connect_ex(str(path))
     if result == errno.ECONNREFUSED:
         path.unlink()
+    elif result in (errno.EACCES, errno.EPERM):
+        raise ListenError(f"{path}: a socket of another user, with no permission to open it")
     elif result != errno.ENOENT:
         raise ListenError(f"{path}: another process is serving this socket; stop it or choose another path")
 

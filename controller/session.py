@@ -79,11 +79,15 @@ class Session:
 
     # Called from other threads.
 
+    def deliver(self, message: pb.EngineMessage) -> None:
+        """Put a message into the mailbox."""
+        self._mailbox.put(message)
+
     def read(self, messages: Iterable[pb.EngineMessage]) -> None:
-        """Put the stream's messages into the mailbox until the stream ends; runs on the reader's thread."""
+        """Deliver the stream's messages until the stream ends; runs on the reader's thread."""
         try:
             for message in messages:
-                self._mailbox.put(message)
+                self.deliver(message)
                 while self._mailbox.qsize() >= MAX_WAITING_MESSAGES and not self._over.wait(ROOM_CHECK_S):
                     pass
         except grpc.RpcError:

@@ -198,7 +198,9 @@ def test_reconnect_knows_the_last_batch(start: Make, make_report: Make, make_inf
     assert (decision.decision_id, decision.known_step_id, decision.batch_size_min) == (1, 1, 3)
 
 
-def test_stream_over_the_limit(start: Make, make_info: Make, make_report: Make, eventually: Eventually) -> None:
+def test_stream_over_the_limit(
+    start: Make, make_info: Make, make_report: Make, eventually: Eventually
+) -> None:
     sidecar = start(max_streams=2)
     first = sidecar.stream(engine_id="a")
     sidecar.stream(engine_id="b")
@@ -239,7 +241,8 @@ def test_vanished_engine_is_disconnected(start: Make, eventually: Eventually) ->
 
 def test_weights_update_forgets(start: Make, make_report: Make) -> None:
     sidecar = start(policy="ema")
-    fresh = _estimates(sidecar.stream(engine_id="fresh") and sidecar, "fresh")
+    sidecar.stream(engine_id="fresh")
+    fresh = _estimates(sidecar, "fresh")
     stream = sidecar.stream()
     for step_id in range(1, 40):
         stream.send(make_report(step_id))

@@ -1,0 +1,261 @@
+"""Sessions without a server: what is learnt, when, and what comes of several reports at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import grpc
+import pytest
+
+from specgov.controller import engine as engine_module
+from specgov.controller.config import ServeConfig
+from specgov.controller.engine import Engine
+from specgov.controller.engines import Engines
+from specgov.controller.metrics import Metrics
+from specgov.controller.session import MAX_WAITING_MESSAGES, Session, SessionEnded
+from specgov.controller.telemetry import Telemetry
+from specgov.policies.types import (
+    BatchView,
+    Choice,
+    EngineSpec,
+    PolicyContext,
+    Reason,
+    StepObservation,
+    TierRange,
+)
+from specgov.proto.v1 import specgov_pb2 as pb
+
+Make = Callable[..., Any]
+
+
+@dataclass
+class Recorder:
+    """A rule that chooses what the test says and remembers what it saw."""
+
+    name: ClassVar[str] = "recorder"
+    version: ClassVar[str] = "7"
+
+    engine: EngineSpec
+    choice: Choice = field(default_factory=lambda: Choice((TierRange(1, 64, 3),)))
+    observed: list[int] = field(default_factory=list)
+    generations: list[list[int]] = field(default_factory=list)
+    asked: list[BatchView] = field(default_factory=list)
+    forgot: int = 0
+
+    def observe(self, step: StepObservation) -> None:
+        self.observed.append(step.step_id)
+        self.generations.append(step.generations.tolist())
+
+    def choose(self, batch: BatchView) -> Choice:
+        self.asked.append(batch)
+        return self.choice
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+    def estimates(self) -> dict[str, float]:
+        return {"observed": float(len(self.observed))}
+
+
+class Bench:
+    """A session whose mailbox a test fills, and whose rule it can see."""
+
+    def __init__(self, make_info: Make, make_report: Make) -> None:
+        self.make_info, self.make_report = make_info, make_report
+        self.engines = Engines(ServeConfig(policy="static"), clock=lambda: 0.0)
+        self.telemetry = Telemetry(Metrics(), timer=lambda: 0.0)
+
+    def connect(self, **changes: Any) -> tuple[Session, Iterator[pb.Decision]]:
+        session = Session(self.engines, self.telemetry)
+        session.deliver(pb.EngineMessage(info=self.make_info(**changes)))
+        decisions = session.run()
+        next(decisions)
+        return session, decisions
+
+    def report(self, session: Session, *step_ids: int, **changes: Any) -> None:
+        for step_id in step_ids:
+            session.deliver(pb.EngineMessage(report=self.make_report(step_id, **changes)))
+
+    @property
+    def engine(self) -> Engine:
+        engine = self.engines.get("engine-1")
+        assert engine is not None
+        return engine
+
+    @property
+    def rule(self) -> Recorder:
+        rule = self.engine.policy
+        assert isinstance(rule, Recorder)
+        return rule
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, make_info: Make, make_report: Make) -> Bench:
+    def make_recorder(text: str, context: PolicyContext) -> Recorder:
+        return Recorder(context.engine)
+
+    monkeypatch.setattr(engine_module, "make_policy", make_recorder)
+    return Bench(make_info, make_report)
+
+
+def test_several_reports_at_once_make_one_decision(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    bench.report(session, 1, 2, 3)
+    bench.report(session, 4, batch_size=9)
+    decision = next(decisions)
+    assert bench.rule.observed == [1, 2, 3, 4]
+    assert (decision.decision_id, decision.known_step_id) == (2, 4)
+    assert [view.batch_size for view in bench.rule.asked] == [1, 9]  # at connect, and after all four
+
+
+def test_reports_before_the_end_are_learnt_from(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    bench.report(session, 1, 2)
+    session.read([])  # the engine's side ends
+    assert list(decisions) == []
+    assert bench.rule.observed == [1, 2]
+    assert bench.engine.session is None
+
+
+def test_warm_up_is_counted_and_not_learnt_from(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    bench.report(session, 1, warm_up=True)
+    assert next(decisions).known_step_id == 1
+    assert (bench.rule.observed, bench.engine.reports) == ([], 1)
+
+
+def test_rejected_reports_are_not_learnt_from(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    bench.report(session, 1, num_steps=2)
+    bench.report(session, 2)
+    bench.report(session, 2, 1)
+    next(decisions)
+    assert bench.rule.observed == [2]
+    assert (bench.engine.reports, bench.engine.reports_rejected) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason", "learns"),
+    [
+        (pb.MODE_ACTIVE, pb.REASON_POLICY, True),
+        (pb.MODE_SHADOW, pb.REASON_SHADOW, True),
+        (pb.MODE_FROZEN, pb.REASON_FROZEN, False),
+    ],
+)
+def test_modes(bench: Bench, mode: pb.Mode.ValueType, reason: pb.Reason.ValueType, learns: bool) -> None:
+    session, decisions = bench.connect()
+    bench.engine.mode = mode
+    bench.report(session, 1)
+    assert next(decisions).reason == reason
+    assert bench.rule.observed == ([1] if learns else [])
+
+
+def test_mode_off_sends_nothing_and_learns(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    bench.engine.mode = pb.MODE_OFF
+    bench.report(session, 1)
+    session.read([])
+    assert list(decisions) == []
+    assert bench.rule.observed == [1]
+
+
+def test_the_rules_own_reason_is_passed_on(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    bench.rule.choice = Choice((TierRange(1, 64, 1),), Reason.EXPLORATION, propensity=0.02)
+    bench.report(session, 1)
+    decision = next(decisions)
+    assert (decision.num_steps, decision.reason) == (1, pb.REASON_EXPLORATION)
+    assert decision.propensity == 0.02
+    assert bench.engine.tier_switches == 1  # 3 at connect, then 1
+
+
+def test_a_tier_that_the_engine_lacks_is_never_sent(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    bench.rule.choice = Choice((TierRange(1, 8, 3), TierRange(9, 64, 4)))
+    bench.report(session, 1)
+    with pytest.raises(SessionEnded) as ended:
+        next(decisions)
+    assert ended.value.code == grpc.StatusCode.INTERNAL
+    assert "recorder chose [4]" in ended.value.details
+
+
+def test_ranges_far_from_the_batch_are_left_out(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    bench.rule.choice = Choice(tuple(TierRange(size, size, (1, 3)[size % 2]) for size in range(1, 65)))
+    bench.report(session, 1, batch_size=40)
+    decision = next(decisions)
+    assert (decision.batch_size_min, decision.batch_size_max, decision.num_steps) == (40, 40, 1)
+    # 32 ranges on each side of 40: from 8 on, and all the 24 above.
+    assert [n.batch_size_min for n in decision.neighbours] == [*range(8, 40), *range(41, 65)]
+
+
+def test_new_boot_marks_all_requests_as_new(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    bench.report(session, 1)
+    next(decisions)
+    session, decisions = bench.connect(boot_id="boot-2")
+    bench.report(session, 1)
+    next(decisions)
+    assert bench.rule.observed == [1, 1]
+    assert bench.rule.generations == [[1, 1, 2, 1], [102, 102, 103, 102]]
+    assert bench.rule.forgot == 0
+
+
+def test_engine_with_other_tiers_gets_a_fresh_rule(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    bench.report(session, 1)
+    next(decisions)
+    bench.connect(boot_id="boot-2", tiers=[0, 3])
+    assert bench.rule.engine.tiers == (0, 3)
+    assert bench.rule.observed == []
+
+
+def test_superseded_session_observes_nothing_more(bench: Bench) -> None:
+    older, decisions = bench.connect()
+    newer, _newer_decisions = bench.connect()
+    bench.report(older, 1)
+    with pytest.raises(SessionEnded) as ended:
+        next(decisions)
+    assert ended.value.code == grpc.StatusCode.ABORTED
+    assert bench.rule.observed == []
+    assert bench.engine.session is newer
+
+
+def test_silence_ends_the_stream(bench: Bench) -> None:
+    session = Session(bench.engines, bench.telemetry, hello_timeout_s=0.01)
+    with pytest.raises(SessionEnded) as ended:
+        next(session.run())
+    assert ended.value.code == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "no EngineInfo came within 0.01 s" in ended.value.details
+
+
+def test_reader_stops_reading_when_the_mailbox_is_full(bench: Bench, eventually: Make) -> None:
+    """A stream whose decisions nobody takes keeps a bounded number of messages in memory."""
+    session, decisions = bench.connect()
+    taken = []
+
+    def messages() -> Iterator[pb.EngineMessage]:
+        for step_id in range(1, 3 * MAX_WAITING_MESSAGES):
+            taken.append(step_id)
+            yield pb.EngineMessage(report=bench.make_report(step_id))
+
+    reader = threading.Thread(target=session.read, args=(messages(),))
+    reader.start()
+    eventually(lambda: len(taken) == MAX_WAITING_MESSAGES, "reading up to the limit")
+    next(decisions)
+    eventually(lambda: len(taken) == 2 * MAX_WAITING_MESSAGES, "reading on")
+    session.leave()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert bench.rule.observed == list(range(1, MAX_WAITING_MESSAGES + 1))
+
+
+def test_engines_that_were_away_longest_are_forgotten(bench: Bench) -> None:
+    bench.engines = Engines(ServeConfig(policy="static", max_engines=2), clock=lambda: 0.0)
+    for engine_id in ("a", "b", "c"):
+        session, _ = bench.connect(engine_id=engine_id)
+        session.leave()
+    assert [engine.info.engine_id for engine in bench.engines.all()] == ["b", "c"]
