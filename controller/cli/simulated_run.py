@@ -29,7 +29,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A step of the trajectory; ``end_s`` is the simulated time at its end, prefill and idle came before it."""
+    """A step of the trajectory; ``end_s`` is simulated time at its end, prefill and idle precede the step."""
 
     step_id: int
     end_s: float
