@@ -22,7 +22,7 @@ ENGINE_ID = "demo"
 def demo(
     *,
     policy: str = "greedy",
-    seconds: Annotated[float | None, options.option("SECONDS")] = None,
+    duration_s: Annotated[float | None, options.option("SECONDS")] = None,
     plot: Path = Path("specgov-demo.svg"),
     seed: int = 0,
 ) -> None:
@@ -37,21 +37,32 @@ def demo(
 
     Args:
         policy: The sidecar's decision rule.
-        seconds: Length of the run; the load is stretched to it. Default: half a minute.
+        duration_s: Length of the run; the load is stretched to it. Default: half a minute.
         plot: Where the picture goes (SVG).
         seed: Of the requests.
 
     """
     from specgov.controller.cli.emulate import find_scenario
 
-    if seed < 0 or (seconds is not None and seconds <= 0):
-        raise UsageError("demo: --seconds must be above 0, --seed 0 or more")
+    if seed < 0 or (duration_s is not None and duration_s <= 0):
+        raise UsageError("demo: --duration-s must be above 0, --seed 0 or more")
     if not plot.parent.is_dir():
         raise UsageError(f"demo: --plot {plot}: there is no folder {plot.parent}")
-    scenario = stretched(find_scenario("demo"), seconds)
+    _require_policy(policy)
+    scenario = stretched(find_scenario("demo"), duration_s)
     run = _govern(scenario, policy, seed)
     statics, threshold = _hindsight(scenario, seed)
     _report(scenario, run, run.trace(policy), statics, threshold, plot)
+
+
+def _require_policy(text: str) -> None:
+    from specgov.policies.registry import parse_policy
+    from specgov.policies.types import PolicyError
+
+    try:
+        parse_policy(text)
+    except PolicyError as error:
+        raise UsageError(f"demo: {error}") from error
 
 
 def stretched(scenario: Scenario, duration_s: float | None) -> Scenario:

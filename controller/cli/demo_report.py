@@ -17,6 +17,7 @@ Floats = NDArray[np.float64]
 
 BINS = 64
 """Stretches of time over which the picture averages output rates."""
+_POWERS_OF_FOUR = np.array([4.0**power for power in range(8)])
 _ONE_TWO_FIVE = np.array([digit * 10.0**power for power in range(7) for digit in (1, 2, 5)])
 
 
@@ -89,7 +90,7 @@ def figure(title: str, duration_s: float, policy: StepTrace, others: Sequence[St
                 "batch size",
                 [Series("", _closed(starts_s[sizes], duration_s), _held(policy.batch_size[sizes]), "step")],
                 y_log=True,
-                y_ticks=_within(4.0 ** np.arange(8), policy.batch_size),
+                y_ticks=_within(_POWERS_OF_FOUR, policy.batch_size),
                 height_px=110,
             ),
             Panel(

@@ -19,7 +19,7 @@ def emulate(
     *,
     load: Annotated[str, options.shown("NAME|FILE[:NAME]")] = "demo",
     target: remote.Target = None,
-    seconds: Annotated[float | None, options.option("SECONDS")] = None,
+    duration_s: Annotated[float | None, options.option("SECONDS")] = None,
     speed: float = 1.0,
     fast: bool = False,
     engine_id: str = "emulated",
@@ -28,7 +28,7 @@ def emulate(
 ) -> None:
     """Play an engine against a running sidecar, over the real client and real gRPC, without a GPU.
 
-    For example: specgov emulate --load quiet_chat --seconds 30
+    For example: specgov emulate --load quiet_chat --duration-s 30
 
     Step times come from measurements (the scenario's profile), requests and what is accepted of their drafts
     from a seeded simulation. In another shell, specgov engines watch shows the steps. Exit code 3 if no
@@ -37,7 +37,7 @@ def emulate(
     Args:
         load: A scenario: a bundled one by name, a TOML file, or demo.
         target: Where the sidecar listens; default: its own default socket.
-        seconds: Simulated time to play; default: the scenario's duration.
+        duration_s: Simulated time to play; default: the scenario's duration.
         speed: Simulated seconds a second; 1 is real time.
         fast: As fast as possible, waiting for the decision on each step: the same seed gives the same run.
         engine_id: The engine's name at the sidecar.
@@ -48,21 +48,21 @@ def emulate(
     from specgov.controller.cli.engine_run import run_engine
     from specgov.env.emulated import Pace
 
-    if speed <= 0 or seed < 0 or (seconds is not None and seconds <= 0):
-        raise UsageError("emulate: --speed and --seconds must be above 0, --seed 0 or more")
+    if speed <= 0 or seed < 0 or (duration_s is not None and duration_s <= 0):
+        raise UsageError("emulate: --speed and --duration-s must be above 0, --seed 0 or more")
     scenario = find_scenario(load)
-    duration_s = scenario.duration_s if seconds is None else seconds
+    played_s = scenario.duration_s if duration_s is None else duration_s
     where = remote.grpc_target(remote.target_or_default(target))
     remote.require_serving(where)
     pace = Pace(lockstep=True, speed=None) if fast else Pace(speed=speed)
     with output.progress() as progress:
-        task = progress.add_task(f"{scenario.name}, simulated seconds", total=round(duration_s, 1))
+        task = progress.add_task(f"{scenario.name}, simulated seconds", total=round(played_s, 1))
 
         def show(run: EngineRun) -> None:
-            progress.update(task, completed=round(min(run.end_s[-1], duration_s), 1))
+            progress.update(task, completed=round(min(run.end_s[-1], played_s), 1))
 
         run = run_engine(
-            scenario, where, pace, engine_id=engine_id, seed=seed, duration_s=duration_s, on_step=show
+            scenario, where, pace, engine_id=engine_id, seed=seed, duration_s=played_s, on_step=show
         )
     facts = summary(scenario, run, pace)
     if json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specgov.controller.cli.demo_report import StepTrace
 from specgov.env.scenario import Scenario
@@ -45,7 +46,7 @@ def play_fixed_rules(
         server.reset(np.array([env]), seed=seed - env)  # environment e has the key of the seed + e
     tiers = _tier_tables(rules, scenario.engine)
     every = np.arange(len(rules))
-    columns: list[tuple[np.ndarray, ...]] = []  # type: ignore[type-arg]
+    columns: list[tuple[NDArray[np.int64], ...]] = []
     reached_s = 0.0
     while reached_s < duration_s and not server.exhausted.all():
         result = server.step(tiers[every, server.batch_size])
@@ -62,7 +63,7 @@ def play_fixed_rules(
     return traces
 
 
-def _tier_tables(rules: Sequence[str], engine: EngineSpec) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def _tier_tables(rules: Sequence[str], engine: EngineSpec) -> NDArray[np.int64]:
     """num_steps by rule and batch size, shape (rules, largest batch size + 1)."""
     context = PolicyContext(engine, np.random.default_rng(0), lambda: 0.0)
     sizes = range(engine.largest_batch_size + 1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specgov.controller.cli.counterfactual import Visits
 from specgov.controller.cli.errors import CliError
@@ -47,29 +48,43 @@ def read_costs(file: Path) -> RecordedCosts:
 
 
 def _grid(cells: Cells, file: Path) -> StepGrid:
-    axes = tuple(np.unique(axis) for axis in (cells.context_tokens, cells.batch_size, cells.num_steps))
-    at = tuple(
-        np.searchsorted(axis, column)
-        for axis, column in zip(axes, (cells.context_tokens, cells.batch_size, cells.num_steps), strict=True)
+    contexts, batches = np.unique(cells.context_tokens), np.unique(cells.batch_size)
+    tiers = np.unique(cells.num_steps)
+    at = (
+        np.searchsorted(contexts, cells.context_tokens),
+        np.searchsorted(batches, cells.batch_size),
+        np.searchsorted(tiers, cells.num_steps),
     )
-    shape = tuple(len(axis) for axis in axes)
-    columns = {name: np.full(shape, np.nan) for name in ("median_ms", "p10_ms", "p90_ms")}
-    for name, values in columns.items():
-        values[at] = getattr(cells, name)
-    count = np.zeros(shape, dtype=np.int64)
-    count[at] = cells.count
-    if not count.all():
-        context, batch, tier = (axis[i] for axis, i in zip(axes, np.argwhere(count == 0)[0], strict=True))
+
+    def on_grid(column: NDArray[np.float64]) -> NDArray[np.float64]:
+        values = np.full((len(contexts), len(batches), len(tiers)), np.nan)
+        values[at] = column
+        return values
+
+    median_ms = on_grid(cells.median_ms)
+    missing = np.argwhere(np.isnan(median_ms))
+    if len(missing):
+        context, batch, tier = missing[0]
         raise CliError(
-            f"{file}: too few usable steps at context {context:g}, batch size {batch}, num_steps {tier}: "
-            "replay needs every tier at every batch size"
+            f"{file}: too few usable steps at context {contexts[context]:g}, batch size {batches[batch]}, "
+            f"num_steps {tiers[tier]}: replay needs every tier at every batch size"
         )
-    planes = [isotonic_plane(*plane) for plane in zip(columns["median_ms"], count.astype(float), strict=True)]
-    return StepGrid(*axes, np.maximum.accumulate(np.stack(planes), axis=0), count, **columns)
+    count = on_grid(cells.count.astype(np.float64))
+    planes = [isotonic_plane(*plane) for plane in zip(median_ms, count, strict=True)]
+    return StepGrid(
+        context_tokens=contexts,
+        batch_sizes=batches,
+        num_steps=tiers,
+        step_ms=np.maximum.accumulate(np.stack(planes), axis=0),
+        count=count.astype(np.int64),
+        median_ms=median_ms,
+        p10_ms=on_grid(cells.p10_ms),
+        p90_ms=on_grid(cells.p90_ms),
+    )
 
 
 def _visits(recording: Recording) -> Visits:
-    """One visit a usable step; a run is a stretch of the same batch size and context."""
-    changed = (np.diff(recording.batch_size) != 0) | (np.diff(recording.context_tokens) != 0)
-    runs = np.concatenate([[0], np.cumsum(changed)])
-    return Visits(recording.batch_size, recording.sum_seq_len_tokens, runs)
+    """One visit a usable step; all steps of a context and batch size make a run."""
+    pairs = np.stack([recording.context_tokens, recording.batch_size], axis=1)
+    _, runs = np.unique(pairs, axis=0, return_inverse=True)
+    return Visits(recording.batch_size, recording.sum_seq_len_tokens, runs.reshape(-1))

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import grpc
 import tyro
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -102,7 +101,7 @@ def plain(message: Message) -> dict[str, Any]:
     return values
 
 
-def _plain_value(field: FieldDescriptor, value: Any) -> Any:
+def _plain_value(field: Any, value: Any) -> Any:
     if isinstance(value, Message):
         return plain(value)
     if isinstance(value, bytes):

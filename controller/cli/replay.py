@@ -90,7 +90,8 @@ def acceptance_by_position(text: str, positions: int) -> Floats:
     if text in CLASSES:
         survival = np.exp(-CLASSES[text].hazard(positions))
         before = np.concatenate([[1.0], survival[:-1]])
-        return np.divide(survival, before, out=np.zeros(positions), where=before > 0)
+        conditional: Floats = np.divide(survival, before, out=np.zeros(positions), where=before > 0)
+        return conditional
     if text[:1].isalpha():
         raise UsageError(f"--acceptance: there is no class {text!r}; there are {', '.join(CLASSES)}")
     stated = options.numbers("--acceptance", text, float)

@@ -5,27 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
+from specgov.controller.cli import options
 from specgov.controller.cli.errors import UsageError
 
 
 def serve(
-    config: Path | None = None,
-    listen: str | None = None,
-    policy: str | None = None,
-    profile: str | None = None,
-    mode: Literal["active", "shadow", "frozen", "off"] | None = None,
-    socket_group: str | None = None,
-    allow_remote: Annotated[bool | None, tyro.conf.FlagCreatePairsOff] = None,
-    metrics: str | None = None,
-    decision_log: str | None = None,
-    max_streams: int | None = None,
-    seed: int | None = None,
-    log_level: Literal["debug", "info", "warning", "error"] | None = None,
-    log_format: Literal["auto", "console", "json"] | None = None,
+    config: Annotated[Path | None, options.option("FILE")] = None,
+    listen: Annotated[str | None, options.option("unix:///PATH|HOST:PORT")] = None,
+    policy: Annotated[str | None, options.option("POLICY")] = None,
+    profile: Annotated[str | None, options.option("NAME|FILE.json")] = None,
+    mode: Annotated[
+        Literal["active", "shadow", "frozen", "off"] | None, options.option("active|shadow|frozen|off")
+    ] = None,
+    socket_group: Annotated[str | None, options.option("GROUP")] = None,
+    allow_remote: bool = False,
+    metrics: Annotated[str | None, options.option("HOST:PORT")] = None,
+    decision_log: Annotated[str | None, options.option("FILE")] = None,
+    max_streams: Annotated[int | None, options.option("N")] = None,
+    seed: Annotated[int | None, options.option("N")] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, options.option("debug|info|warning|error")
+    ] = None,
+    log_format: Annotated[
+        Literal["auto", "console", "json"] | None, options.option("auto|console|json")
+    ] = None,
 ) -> int:
     """Run the sidecar until SIGTERM or Ctrl-C.
+
+    For example: specgov serve --policy threshold:32:3 --metrics 127.0.0.1:9464
 
     What is not given here comes from the configuration file, and what is not there either has its default.
 

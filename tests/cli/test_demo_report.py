@@ -25,10 +25,10 @@ def test_output_rate_and_switches() -> None:
 
 def test_rates_over_time_add_up_to_the_tokens() -> None:
     middles, rate = trace().binned_rate(4.0)
-    # A hundred bins of 0.04 s; a step lies in the bin of its end: 1 token at 1 s is 1 / 0.04 in bin 25.
-    assert middles[25] == pytest.approx(1.02)
-    assert rate[25] == pytest.approx(25.0)
-    assert rate.sum() * 0.04 == pytest.approx(8.0)
+    # 64 bins of 1/16 s; a step lies in the bin of its end: 1 token at 1 s is 16 tokens/s in bin 16.
+    assert middles[16] == pytest.approx(1 + 1 / 32)
+    assert rate[16] == pytest.approx(16.0)
+    assert rate.sum() / 16 == pytest.approx(8.0)
 
 
 def test_the_best_is_the_one_with_the_largest_rate() -> None:

@@ -25,9 +25,8 @@ def recording(step_ms: dict[tuple[int, int], float], context: int = 512, steps: 
         for _ in range(steps):
             iteration += 1
             now_s += ms / 1000
-            lines.append(
-                f"1,{batch_size},{iteration},{now_s - 0.001:.6f},{now_s:.6f},{num_steps + 1},1.0,{512 * batch_size}"
-            )
+            times = f"{now_s - 0.001:.6f},{now_s:.6f}"
+            lines.append(f"1,{batch_size},{iteration},{times},{num_steps + 1},1.0,{512 * batch_size}")
     return "\n".join(lines) + "\n"
 
 
