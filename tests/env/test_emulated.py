@@ -212,8 +212,8 @@ def test_lockstep_with_a_sidecar_equals_the_run_in_this_process(make_server, ser
 
 
 def test_without_decisions_the_engine_follows_its_own_rule(make_server, serve) -> None:
-    # The last decision answers report 4 and lives for 4 steps, so it may decide steps up to 8. The queue holds
-    # all reports, so that the fourth to arrive is report 4 however slow the stream is.
+    # The last decision answers report 4 and lives for 4 steps, so it may decide steps up to 8. The queue
+    # holds all reports, so that the fourth to arrive is report 4 however slow the stream is.
     server = make_server()
     info = engine_info(server, engine_id="e", boot_id="b")
     client = StreamClient(serve(AlternatingSidecar(silent_after=4)), info, queue_size=10_000)
