@@ -4,10 +4,10 @@ The recording says which batch sizes and contexts were run and what a step costs
 have been accepted. So every figure here is counterfactual: what a rule would choose and what that would bring
 if steps cost what the recording says and drafts were accepted as stated.
 
-A run of the recording (its steps at one batch size) stands for a stretch of time in proportion to its steps. Within a run
-the output rate is its expected tokens over its expected time; over runs it is the mean weighted by those
-stretches. The tier with the largest ``E[tok | k] / T(k)`` is then best at each step, whatever is done at the
-others.
+A run of the recording (its steps at one batch size) stands for a stretch of time in proportion to its steps.
+Within a run the output rate is its expected tokens over its expected time; over runs it is the mean weighted
+by those stretches. The tier with the largest ``E[tok | k] / T(k)`` is then best at each step, whatever is
+done at the others.
 """
 
 from __future__ import annotations

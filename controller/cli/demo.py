@@ -88,7 +88,7 @@ def _govern(scenario: Scenario, policy: str, seed: int) -> EngineRun:
 
     with (
         tempfile.TemporaryDirectory(prefix="specgov-") as folder,
-        sidecar_process(Path(folder), ["--policy", policy]) as target,
+        sidecar_process(Path(folder), ["--policy", policy, "--seed", str(seed)]) as target,
         DemoView(output.console(), policy, scenario.duration_s, time.monotonic) as view,
     ):
         return run_engine(
@@ -108,9 +108,9 @@ def _hindsight(scenario: Scenario, seed: int) -> tuple[list[StepTrace], StepTrac
     from specgov.controller.cli.hindsight import play_fixed_rules, static_rules, threshold_rules
 
     statics, thresholds = static_rules(scenario.engine), threshold_rules(scenario.engine)
+    output.console().print(f"Now the same requests under {len(statics) + len(thresholds)} fixed rules.")
     with output.progress() as progress:
-        what = f"The same requests under {len(statics) + len(thresholds)} fixed rules"
-        task = progress.add_task(what, total=round(scenario.duration_s, 1))
+        task = progress.add_task("simulated seconds", total=round(scenario.duration_s, 1))
         traces = play_fixed_rules(
             scenario,
             statics + thresholds,

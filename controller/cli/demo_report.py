@@ -64,7 +64,7 @@ def summary_table(policy: StepTrace, statics: Sequence[StepTrace], threshold: St
         )
         for trace in (policy, *statics, threshold)
     ]
-    return output.table(("policy", "tokens/s", "against it", "switches"), rows)
+    return output.table(("policy", "tokens/s", "difference", "switches"), rows)
 
 
 def figure(title: str, duration_s: float, policy: StepTrace, others: Sequence[StepTrace]) -> Figure:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -181,6 +184,39 @@ def test_the_demo_on_the_base_install(tmp_path: Path) -> None:
 def test_the_demo_refuses_before_it_starts(run, argv: tuple[str, ...]) -> None:
     ran = run("demo", *argv)
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    command = [sys.executable, "-m", "specgov.controller.cli.main", "demo", "--duration-s", "30"]
+    demo = subprocess.Popen(
+        command,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        lines = iter(demo.stdout.readline, "")
+        assert any("tokens/s" in line for line in lines)  # the engine runs
+        assert processes_that_mention(tmp_path)
+        demo.send_signal(number)
+        _, said = demo.communicate(timeout=30)
+    finally:
+        demo.kill()
+    assert (demo.returncode, said) == (code, "")
+    assert not processes_that_mention(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def processes_that_mention(path: Path) -> list[str]:
+    """The command lines that hold ``path``: the sidecar's holds its socket's."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(path).encode() in (line := file.read_bytes()):
+                found.append(line.decode())
+    return found
 
 
 def engine_run() -> EngineRun:
