@@ -35,7 +35,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -96,9 +96,10 @@ class DecisionLog:
         self._wall_clock = wall_clock
         self._open_file = open_file
         self._rows: deque[Callable[[], dict[str, Any]]] = deque()
-        self._engines: dict[str, dict[str, Any]] = {}
+        self._engine_lines: dict[str, bytes] = {}
         self._file: LogFile | None = None
         self._size = 0
+        self._just_begun = False
         self._failures = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="specgov-decision-log", daemon=True)
@@ -116,7 +117,7 @@ class DecisionLog:
     def stream(self, info: pb.EngineInfo, policy: str) -> None:
         """A stream began."""
         now_s = self._wall_clock()
-        self._put(lambda: self._engine_row(now_s, info, policy))
+        self._put(lambda: engine_row(now_s, info, policy))
 
     def steps(
         self,
@@ -132,8 +133,8 @@ class DecisionLog:
 
     def flush(self) -> None:
         """Write the rows that wait; those that the disk does not take are dropped and counted."""
-        count = len(self._rows)
-        lines = deque(_line(self._rows.popleft()()) for _ in range(count))
+        rows = [self._rows.popleft()() for _ in range(len(self._rows))]
+        lines = deque((_line(row), row) for row in rows)
         try:
             while lines:
                 self._write_one_file(lines)
@@ -150,60 +151,60 @@ class DecisionLog:
         while not self._stop.wait(self._config.flush_s):
             self.flush()
         self.flush()
-        if self._file is not None:
-            self._file.close()
+        self._close_file()
 
-    def _engine_row(self, now_s: float, info: pb.EngineInfo, policy: str) -> dict[str, Any]:
-        fields = MessageToDict(
-            info, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-        fields.setdefault("draft_kv_stays_warm", None)
-        fields["kv_capacity_tokens"] = info.kv_capacity_tokens  # JSON has 64-bit numbers as text
-        row = {"kind": "engine", "time_s": round(now_s, 6), **fields, "policy": policy}
-        self._engines.pop(info.engine_id, None)
-        self._engines[info.engine_id] = row
-        while len(self._engines) > MAX_ENGINE_ROWS:
-            del self._engines[next(iter(self._engines))]
-        return row
-
-    def _write_one_file(self, lines: deque[bytes]) -> None:
+    def _write_one_file(self, lines: deque[tuple[bytes, dict[str, Any]]]) -> None:
         """Write as many of ``lines`` as fit into the file, taking them off, and rotate if some are left."""
         file = self._file or self._begin()
-        count = self._fitting(lines)
-        data = b"".join(itertools.islice(lines, count))
+        count = self._fitting(line for line, _ in lines)
+        data = b"".join(line for line, _ in itertools.islice(lines, count))
         taken = data[: self._write(file, data)].count(b"\n")
         for _ in range(taken):
-            lines.popleft()
+            line, row = lines.popleft()
+            if row["kind"] == "engine":
+                self._remember_engine(row["engine_id"], line)
         if taken < count:
-            raise _disk_full()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if lines:
             self._rotate()
 
-    def _fitting(self, lines: deque[bytes]) -> int:
-        """How many of ``lines`` the file has room for, one at least."""
+    def _fitting(self, lines: Iterable[bytes]) -> int:
+        """How many of ``lines`` the file has room for; a file that was just begun takes one in any case."""
         room = int(self._config.max_mb * 1e6) - self._size
-        for count, line in enumerate(lines):
+        count = 0
+        for line in lines:
             room -= len(line)
-            if room < 0:
-                return max(1, count)
-        return len(lines)
+            if room < 0 and (count or not self._just_begun):
+                break
+            count += 1
+        return count
 
     def _begin(self) -> LogFile:
         """Open the file; a new one begins with its header and the engines that are known."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._size = _cut_to_whole_lines(self._path)
+        is_new = self._size == 0
         file = self._file = self._open_file(self._path)
-        if self._size == 0:
-            header = {"kind": "log", "schema": SCHEMA, "schema_version": SCHEMA_VERSION}
-            data = b"".join(map(_line, (header, *self._engines.values())))
+        if is_new:
+            header = _line({"kind": "log", "schema": SCHEMA, "schema_version": SCHEMA_VERSION})
+            data = b"".join((header, *self._engine_lines.values()))
             if self._write(file, data) < len(data):
-                raise _disk_full()
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._just_begun = is_new
         return file
 
     def _write(self, file: LogFile, data: bytes) -> int:
         written = file.write(data) or 0
         self._size += written
+        self._just_begun = False
         return written
+
+    def _remember_engine(self, engine_id: str, line: bytes) -> None:
+        """Keep the newest row of each engine for the files to come."""
+        self._engine_lines.pop(engine_id, None)
+        self._engine_lines[engine_id] = line
+        while len(self._engine_lines) > MAX_ENGINE_ROWS:
+            del self._engine_lines[next(iter(self._engine_lines))]
 
     def _rotate(self) -> None:
         self._close_file()
@@ -236,6 +237,14 @@ class DecisionLog:
                 file.close()
             except OSError as error:
                 get_logger().error("decision log cannot be closed", problem=error.strerror)
+
+
+def engine_row(now_s: float, info: pb.EngineInfo, policy: str) -> dict[str, Any]:
+    """The row of a stream's start, as the module's docstring says."""
+    fields = MessageToDict(info, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    fields.setdefault("draft_kv_stays_warm", None)
+    fields["kv_capacity_tokens"] = info.kv_capacity_tokens  # the JSON mapping has 64-bit numbers as text
+    return {"kind": "engine", "time_s": round(now_s, 6), **fields, "policy": policy}
 
 
 def step_row(
@@ -284,12 +293,8 @@ def _line(row: dict[str, Any]) -> bytes:
     return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _disk_full() -> OSError:
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def _cut_to_whole_lines(path: Path) -> int:
-    """Cut off a last line that a crash or a full disk left unfinished; the size that remains, 0 for no file."""
+    """Cut off a last line that a crash or a full disk left unfinished; the size that remains."""
     if not path.exists():
         return 0
     with path.open("rb+") as file:

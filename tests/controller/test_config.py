@@ -107,7 +107,7 @@ def test_option_inside_what_is_no_table(tmp_path: Path) -> None:
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="missing.toml: No such file or directory"):
+    with pytest.raises(ConfigError, match=r"missing\.toml: No such file or directory"):
         load_config(tmp_path / "missing.toml")
     (tmp_path / "specgov.toml").write_bytes(b"policy = '\xff'")
     with pytest.raises(ConfigError, match="not UTF-8 text"):

@@ -182,7 +182,7 @@ def test_socket_that_may_not_be_probed_is_left_alone(
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "gpu-7.example"])
 def test_remote_needs_to_be_meant(host: str) -> None:
     server = FakeServer()
-    with pytest.raises(ListenError, match="not a loopback address.*--allow-remote"):
+    with pytest.raises(ListenError, match=r"not a loopback address.*--allow-remote"):
         bind(server, TcpAddress(host, 0), socket_group=None, allow_remote=False)  # type: ignore[arg-type]
     assert server.bound == []
 

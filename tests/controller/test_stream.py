@@ -129,7 +129,7 @@ def test_no_protobuf_at_all_ends_the_stream_only(start: Make) -> None:
 
 
 def test_unknown_fields_and_messages_are_ignored(start: Make, make_info: Make, make_report: Make) -> None:
-    """A newer engine: field 1000 (a varint) in every message, and a kind of message that is not known here."""
+    """A newer engine: field 1000 (a varint) in every message, and a kind of message not known here."""
     newer_field = b"\xc0\x3e\x01"  # tag 1000 << 3 = 8000 = 0x1f40, as a varint c0 3e
     stream = start().silent_stream()
     stream.send(pb.EngineInfo.FromString(make_info().SerializeToString() + newer_field))

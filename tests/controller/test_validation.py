@@ -1,4 +1,4 @@
-"""Every bad input has a cause of its own and a message that says what is wrong; good ones keep their values."""
+"""Every bad input has a cause and a message that says what is wrong; good ones keep their values."""
 
 from __future__ import annotations
 
@@ -247,10 +247,9 @@ reports = st.builds(
 def test_a_report_is_rejected_or_makes_sense(report: pb.StepReport) -> None:
     try:
         _check(report)
-        step = check_report(report, ENGINE, last_step_id=0)
-    except RejectedMessage as error:
-        assert str(error)
+    except RejectedMessage:
         return
+    step = check_report(report, ENGINE, last_step_id=0)
     assert step.num_steps in ENGINE.tiers
     assert len(step.accepted) <= step.batch_size <= 64
     assert all(step.accepted <= step.num_steps)
