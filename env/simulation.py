@@ -78,7 +78,7 @@ class ServingSimulation:
         self._reward = make_reward(reward, n, reward_options)
         # Decisions on their way: column i applies i steps from now. The engine begins with its smallest tier.
         self._pending = np.full((n, lag), self.tiers[0])
-        self._request_ns = self.server.request_ns
+        self._request_ns = np.zeros(n, np.int64)
 
     @property
     def action_masks(self) -> Flags:
