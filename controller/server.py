@@ -52,9 +52,10 @@ class Sidecar:
         )
         self.engines = Engines(config, clock)
         telemetry = Telemetry(self.metrics, self.decision_log)
+        self.watchers = telemetry.watchers
         self._controller = SpeculationController(config, self.engines, telemetry)
         self._admin = ControllerAdmin(config, self.engines, telemetry)
-        self._health = health.HealthServicer()
+        self.health = health.HealthServicer()
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._metrics_server: WSGIServer | None = None
         self.metrics.watch(
@@ -72,6 +73,11 @@ class Sidecar:
     def target(self) -> str:
         """The address as a gRPC client wants it."""
         return str(self.address)
+
+    @property
+    def open_streams(self) -> int:
+        """How many ``Control`` streams are open, those that have not yet said who they are included."""
+        return self._controller.open_streams
 
     def start(self) -> None:
         """Serve.
@@ -92,7 +98,7 @@ class Sidecar:
 
         Takes at most ``grace_s`` and half a second.
         """
-        self._health.enter_graceful_shutdown()
+        self.health.enter_graceful_shutdown()
         self._controller.drain()
         self._admin.drain()
         self._server.stop(grace_s).wait()
@@ -123,13 +129,13 @@ class Sidecar:
         )
         pb_grpc.add_SpeculationControllerServicer_to_server(self._controller, server)
         pb_grpc.add_ControllerAdminServicer_to_server(self._admin, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         return server
 
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", *SERVICES):
-            self._health.set(service, status)
+            self.health.set(service, status)
 
     def _start_metrics(self) -> None:
         if self.config.metrics is None:

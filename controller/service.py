@@ -66,6 +66,11 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
         except ProfileError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open."""
+        return len(self._sessions)
+
     def drain(self) -> None:
         """End all streams, and refuse new ones."""
         with self._lock:
@@ -157,6 +162,7 @@ class ControllerAdmin(pb_grpc.ControllerAdminServicer):
         finally:
             self._telemetry.watchers.remove(watcher)
         if watcher.too_slow:
+            self._telemetry.metrics.watchers_dropped.inc()
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this watcher reads too slowly")
         context.abort(grpc.StatusCode.UNAVAILABLE, DRAINING)
 

@@ -10,7 +10,7 @@ from specgov.controller.decision_log import DecisionLog
 from specgov.controller.logs import get_logger
 from specgov.controller.metrics import Metrics
 from specgov.controller.validation import Cause
-from specgov.controller.watch import Watcher, Watchers
+from specgov.controller.watch import Watchers
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
@@ -82,10 +82,4 @@ class Telemetry:
             if wanting:
                 summary = engine.summary(record)
                 for watcher in wanting:
-                    self._hand_over(watcher, summary)
-
-    def _hand_over(self, watcher: Watcher, summary: pb.StepSummary) -> None:
-        watcher.put(summary)
-        if watcher.too_slow:
-            self.watchers.remove(watcher)
-            self.metrics.watchers_dropped.inc()
+                    watcher.put(summary)

@@ -22,6 +22,11 @@ class Watcher:
         self._seen: Counter[str] = Counter()
         self._mailbox: queue.SimpleQueue[pb.StepSummary | None] = queue.SimpleQueue()
 
+    @property
+    def waiting(self) -> int:
+        """How many summaries wait to be sent."""
+        return self._mailbox.qsize()
+
     def wants(self, engine_id: str) -> bool:
         """Whether this step of the engine is one to show; counts it."""
         if self.engine_id not in ("", engine_id):
@@ -31,10 +36,12 @@ class Watcher:
 
     def put(self, summary: pb.StepSummary) -> None:
         """Hand a summary over; a watcher that has let too many wait is ended instead."""
+        if self.too_slow:
+            return  # its stream's end is under way
         if self._mailbox.qsize() >= MAX_WAITING_SUMMARIES:
             self.too_slow = True
             self.end()
-        elif not self.too_slow:
+        else:
             self._mailbox.put(summary)
 
     def end(self) -> None:

@@ -228,7 +228,7 @@ def test_silent_streams_leave_workers_for_everyone_else(start: Make, eventually:
     assert len(sidecar.admin.ListEngines(pb.ListEnginesRequest(), timeout=60).engines) == 0
     for stream in silent:
         stream.call.cancel()
-    eventually(lambda: not sidecar.sidecar._controller._sessions, "the silent streams' end")
+    eventually(lambda: sidecar.sidecar.open_streams == 0, "the silent streams' end")
     sidecar.stream()
 
 

@@ -1,0 +1,209 @@
+"""What operators see and do: engines, modes, policies, watch streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from specgov.controller.watch import MAX_WAITING_SUMMARIES, Watcher, Watchers
+from specgov.proto.v1 import specgov_pb2 as pb
+
+Make = Callable[..., Any]
+
+
+def test_no_engines(start: Make) -> None:
+    assert len(start().admin.ListEngines(pb.ListEnginesRequest(), timeout=60).engines) == 0
+
+
+def test_state(start: Make, make_report: Make) -> None:
+    sidecar = start()
+    stream = sidecar.stream(model="llama")
+    stream.send(make_report(1, reports_dropped=2, waiting_requests=3, kv_use_ratio=0.5))
+    stream.decision()
+    sidecar.stream(engine_id="a-second")
+    listed = sidecar.admin.ListEngines(pb.ListEnginesRequest(), timeout=60).engines
+    assert [engine.info.engine_id for engine in listed] == ["a-second", "engine-1"]
+    state = listed[1]
+    assert (state.info.model, state.connected, state.mode) == ("llama", True, pb.MODE_ACTIVE)
+    assert (state.policy, state.reports, state.reports_rejected, state.reports_dropped) == (
+        "threshold",
+        1,
+        0,
+        2,
+    )
+    assert (state.decisions, state.tier_switches) == (2, 1)  # 5 at connect, 0 for the batch of 4
+    assert state.last_step == pb.StepSummary(
+        engine_id="engine-1",
+        step_id=1,
+        batch_size=4,
+        num_steps=3,
+        accept_length=2.5,  # 6 accepted drafts and 4 bonus tokens of 4 requests
+        step_ms=6.5,
+        output_tokens_per_s=10 / 0.0065,
+        decided_num_steps=0,
+        reason=pb.REASON_POLICY,
+        waiting_requests=3,
+        kv_use_ratio=0.5,
+    )
+    assert not state.HasField("decision_lag_steps_p50")
+
+
+def test_last_decisions_and_estimates(start: Make, make_report: Make) -> None:
+    sidecar = start(policy="ema")
+    stream = sidecar.stream()
+    for step_id in range(1, 41):
+        stream.send(make_report(step_id))
+        stream.decision_that_knows(step_id)
+    response = sidecar.admin.GetEngine(pb.GetEngineRequest(engine_id="engine-1"), timeout=60)
+    assert [d.known_step_id for d in response.last_decisions] == list(range(9, 41))  # the last 32
+    assert response.estimates
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda admin: admin.GetEngine(pb.GetEngineRequest(engine_id="x"), timeout=60),
+        lambda admin: admin.SetMode(pb.SetModeRequest(engine_id="x", mode=pb.MODE_OFF), timeout=60),
+        lambda admin: admin.SetPolicy(pb.SetPolicyRequest(engine_id="x", policy="static"), timeout=60),
+    ],
+)
+def test_unknown_engine(start: Make, call: Callable[[Any], Any]) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        call(start().admin)
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+    assert raised.value.details() == "there is no engine 'x'"
+
+
+def test_set_mode_sends_a_decision(start: Make, make_report: Make) -> None:
+    sidecar = start()
+    stream = sidecar.stream()
+    state = _set_mode(sidecar, pb.MODE_SHADOW)
+    assert state.mode == pb.MODE_SHADOW
+    assert stream.decision().reason == pb.REASON_SHADOW
+    _set_mode(sidecar, pb.MODE_OFF)
+    stream.send(make_report(1))
+    _set_mode(sidecar, pb.MODE_ACTIVE)
+    decision = stream.decision()
+    assert (decision.decision_id, decision.reason) == (3, pb.REASON_POLICY)  # none was sent while it was off
+
+
+@pytest.mark.parametrize("mode", [pb.MODE_UNSPECIFIED, 77])
+def test_set_mode_that_does_not_exist(start: Make, mode: Any) -> None:
+    sidecar = start()
+    sidecar.stream()
+    with pytest.raises(grpc.RpcError) as raised:
+        _set_mode(sidecar, mode)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert sidecar.state().mode == pb.MODE_ACTIVE
+
+
+def test_configured_mode(start: Make, make_info: Make) -> None:
+    stream = start(mode="frozen").silent_stream()
+    stream.send(make_info())
+    assert stream.decision().reason == pb.REASON_FROZEN
+
+
+def test_set_policy_sends_a_decision(start: Make) -> None:
+    sidecar = start()
+    stream = sidecar.stream()
+    response = sidecar.admin.SetPolicy(
+        pb.SetPolicyRequest(engine_id="engine-1", policy="static:1"), timeout=60
+    )
+    assert response.engine.policy == "static"
+    decision = stream.decision()
+    assert (decision.policy, decision.num_steps) == ("static", 1)
+    again = sidecar.stream()  # and the engine keeps it
+    assert sidecar.state().policy == "static"
+    assert again.call.is_active()
+
+
+@pytest.mark.parametrize("policy", ["best", "static:4", ""])
+def test_set_policy_that_cannot_be(start: Make, policy: str) -> None:
+    sidecar = start()
+    sidecar.stream()
+    with pytest.raises(grpc.RpcError) as raised:
+        sidecar.admin.SetPolicy(pb.SetPolicyRequest(engine_id="engine-1", policy=policy), timeout=60)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert sidecar.state().policy == "threshold"
+
+
+def test_watch_samples(start: Make, make_report: Make, eventually: Make) -> None:
+    sidecar = start()
+    stream, other = sidecar.stream(), sidecar.stream(engine_id="other")
+    watch = sidecar.admin.Watch(pb.WatchRequest(engine_id="engine-1", every_steps=3), timeout=60)
+    eventually(lambda: len(sidecar.sidecar.watchers.all) == 1, "the watch's beginning")
+    other.send(make_report(1))
+    stream.send(*(make_report(step_id) for step_id in range(1, 8)))
+    assert [next(watch).step_id for _ in range(3)] == [1, 4, 7]
+    watch.cancel()
+    eventually(lambda: not sidecar.sidecar.watchers.all, "the watch's end")
+
+
+def test_watch_all(start: Make, make_report: Make, eventually: Make) -> None:
+    sidecar = start()
+    streams = [sidecar.stream(engine_id=engine_id) for engine_id in ("a", "b")]
+    watch = sidecar.admin.Watch(pb.WatchRequest(), timeout=60)
+    eventually(lambda: len(sidecar.sidecar.watchers.all) == 1, "the watch's beginning")
+    for stream in streams:
+        stream.send(make_report(5))
+    seen = [next(watch) for _ in streams]
+    assert sorted(summary.engine_id for summary in seen) == ["a", "b"]
+    assert {summary.decided_num_steps for summary in seen} == {0}
+
+
+def test_watch_over_the_limit(start: Make, eventually: Make) -> None:
+    sidecar = start(max_watchers=1)
+    first = sidecar.admin.Watch(pb.WatchRequest(), timeout=60)
+    eventually(lambda: len(sidecar.sidecar.watchers.all) == 1, "the first watch's beginning")
+    second = sidecar.admin.Watch(pb.WatchRequest(), timeout=60)
+    with pytest.raises(grpc.RpcError) as raised:
+        next(second)
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert first.is_active()
+
+
+def test_slow_watcher_is_dropped() -> None:
+    watcher = Watcher("", every_steps=1)
+    for step_id in range(1, MAX_WAITING_SUMMARIES + 1):
+        watcher.put(pb.StepSummary(step_id=step_id))
+    assert not watcher.too_slow
+    watcher.put(pb.StepSummary(step_id=0))
+    assert watcher.too_slow
+    watcher.put(pb.StepSummary(step_id=0))  # takes nothing more
+    assert watcher.waiting <= MAX_WAITING_SUMMARIES + 1
+    assert list(watcher.run()) == []
+
+
+def test_slow_watcher_gets_a_status(start: Make, make_report: Make, eventually: Make) -> None:
+    sidecar = start()
+    stream = sidecar.stream()
+    watch = sidecar.admin.Watch(pb.WatchRequest(), timeout=60)
+    eventually(lambda: len(sidecar.sidecar.watchers.all) == 1, "the watch's beginning")
+    (watcher,) = sidecar.sidecar.watchers.all
+    for _ in range(100 * MAX_WAITING_SUMMARIES):  # faster than any stream could carry them
+        watcher.put(pb.StepSummary(engine_id="x" * 1000))
+    stream.send(make_report(1))  # the next step finds it too slow
+    assert stream.decision_that_knows(1)
+    with pytest.raises(grpc.RpcError) as raised:
+        for _ in watch:
+            pass
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "reads too slowly" in raised.value.details()
+    eventually(lambda: not sidecar.sidecar.watchers.all, "the watch's end")
+    assert sidecar.metric("specgov_watchers_dropped_total") == 1
+
+
+def test_watchers_are_removed_once() -> None:
+    watchers, watcher = Watchers(), Watcher("", 0)
+    assert watchers.add(watcher, limit=1)
+    assert not watchers.add(Watcher("", 0), limit=1)
+    watchers.remove(watcher)
+    watchers.remove(watcher)
+    assert watchers.all == ()
+
+
+def _set_mode(sidecar: Any, mode: Any) -> pb.EngineState:
+    return sidecar.admin.SetMode(pb.SetModeRequest(engine_id="engine-1", mode=mode), timeout=60).engine
