@@ -27,6 +27,7 @@ _RULES = {
     "schedule": "specgov.policies.schedule:Schedule",
     "ema": "specgov.policies.ema:Ema",
     "greedy": "specgov.policies.greedy:Greedy",
+    "throughput_aware": "specgov.policies.throughput_aware:ThroughputAware",
 }
 
 _EXPECTED = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
