@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """What data sheets do not say. Defaults: near the fits to H200 recordings (SGLang 0.5.17), rounded.
+    """What data sheets do not say. The defaults are rounded guesses, chosen before any fit.
 
     The efficiencies are shares of the data sheet's figures that are reached.
     """
