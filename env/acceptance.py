@@ -25,17 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.env.acceptance_classes import AcceptanceClass
-from specgov.env.rng import Keys, Stream, draw, normal, stream_keys, to_uniform_f32
+from specgov.env.rng import Keys, Stream, draw, normal, stream_keys, to_normal_pair, to_uniform_f32
 
 BLOCK_TOKENS = 16
-"""Output tokens after which the moving part of a request's hazard moves."""
+"""Output tokens after which the moving part of a request's hazard moves; a power of two."""
 
 MAX_CONTEXT_TOKENS = 32_768
 """Context beyond which acceptance gets no worse; an assumption."""
 
-_BLOCK_SHIFT = 4
 _BLOCK_DRAWS = 1 << 40  # draws of a request's key from here on are its blocks', those below its positions'
-_FIRST_DRAWS = 1 << 50  # and those from here on are its own two
+_FIRST_DRAW = 1 << 50  # and this one is for its u and first z
 
 Float32s = NDArray[np.float32]
 
@@ -122,7 +121,7 @@ class AcceptanceTables:
 
     def first_state(self, keys: Keys) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """u and z of new requests, standard normal; ``keys`` are the requests', shape (m,)."""
-        return normal(keys, _FIRST_DRAWS), normal(keys, _FIRST_DRAWS + 1)
+        return to_normal_pair(draw(keys, _FIRST_DRAW))
 
     def next_block(
         self,

@@ -25,6 +25,7 @@ _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _32, _41, _12 = (np.uint64(n) for n in (30, 27, 31, 32, 41, 12))
 _LOW_HALF = np.uint64(0xFFFFFFFF)
+_ALL_BITS = 0xFFFFFFFFFFFFFFFF
 
 
 class Stream(enum.IntEnum):
@@ -42,12 +43,16 @@ class Stream(enum.IntEnum):
 
 def mix64(values: Keys) -> Keys:
     """SplitMix64's mixing function: a bijection of 64-bit integers, element by element."""
-    mixed = values ^ (values >> _30)
-    mixed *= _MULTIPLIER_1
-    mixed ^= mixed >> _27
-    mixed *= _MULTIPLIER_2
-    mixed ^= mixed >> _31
-    return mixed
+    return _mix_in_place(values.copy())
+
+
+def _mix_in_place(values: Keys) -> Keys:
+    values ^= values >> _30
+    values *= _MULTIPLIER_1
+    values ^= values >> _27
+    values *= _MULTIPLIER_2
+    values ^= values >> _31
+    return values
 
 
 def environment_keys(seed: int, n_envs: int) -> Keys:
@@ -56,7 +61,7 @@ def environment_keys(seed: int, n_envs: int) -> Keys:
     The same as gymnasium's vector environments, which seed their environment e with seed + e.
     """
     seeds: Keys = np.arange(n_envs, dtype=np.uint64)
-    seeds += np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
+    seeds += np.uint64(seed & _ALL_BITS)
     return mix64(seeds)
 
 
@@ -68,9 +73,12 @@ def draw(keys: Keys, index: NDArray[Any] | int) -> Keys:
         index: not negative.
 
     """
-    offset = np.asarray(index, np.uint64) + np.ones(1, np.uint64)
+    if isinstance(index, int):
+        return _mix_in_place(keys + np.uint64((index + 1) * int(GOLDEN_GAMMA) & _ALL_BITS))
+    offset = index.astype(np.uint64)
     offset *= GOLDEN_GAMMA
-    return mix64(keys + offset)
+    offset += GOLDEN_GAMMA
+    return _mix_in_place(keys + offset)
 
 
 def stream_keys(keys: Keys, stream: Stream) -> Keys:
@@ -92,10 +100,21 @@ def to_uniform_f32(bits: Keys) -> NDArray[np.float32]:
 
 
 def to_normal(bits: Keys) -> NDArray[np.float64]:
-    """Standard normals by the Box-Muller transform, one from the two halves of each random integer."""
-    radius_uniform = ((bits >> _32).astype(np.float64) + 0.5) * 2.0**-32
-    angle_uniform = (bits & _LOW_HALF).astype(np.float64) * 2.0**-32
-    return np.sqrt(-2.0 * np.log(radius_uniform)) * np.cos((2.0 * np.pi) * angle_uniform)
+    """Standard normals, one from the two halves of each random integer."""
+    radius, angle = _polar(bits)
+    return radius * np.cos(angle)
+
+
+def to_normal_pair(bits: Keys) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Two independent standard normals from the two halves of each random integer."""
+    radius, angle = _polar(bits)
+    return radius * np.cos(angle), radius * np.sin(angle)
+
+
+def _polar(bits: Keys) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Box and Muller's radius and angle (Ann. Math. Statist. 29, 1958, 610-611)."""
+    radius = np.sqrt(-2.0 * np.log(((bits >> _32).astype(np.float64) + 0.5) * 2.0**-32))
+    return radius, (bits & _LOW_HALF).astype(np.float64) * (2.0 * np.pi * 2.0**-32)
 
 
 def uniform(keys: Keys, index: NDArray[Any] | int) -> NDArray[np.float64]:

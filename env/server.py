@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.env.acceptance import BLOCK_TOKENS, AcceptanceTables
-from specgov.env.rng import Keys, Stream, draw, environment_keys, normal, stream_keys, uniform
+from specgov.env.rng import Keys, Stream, draw, environment_keys, stream_keys
 from specgov.env.server_batching import Batching
 from specgov.env.server_config import ServerConfig
+from specgov.env.server_noise import ServerNoise
 from specgov.env.server_state import Batch, Requests
 from specgov.env.server_types import (
     FinishedRequests,
@@ -78,7 +79,7 @@ class Server:
         self._drafts = np.arange(self._positions + 1)
         self._everywhere = np.ones(n_envs, np.bool_)
         self._step_id, self._episode = np.zeros(n_envs, np.int64), np.zeros(n_envs, np.int64)
-        self._noise_keys, self._stall_keys = np.zeros(n_envs, np.uint64), np.zeros(n_envs, np.uint64)
+        self._noise = ServerNoise(config.noise, n_envs)
         workload.start(self.keys)
         self._begin(np.arange(n_envs))
 
@@ -121,7 +122,7 @@ class Server:
             self._cool(batch, live_tiers)
         after = generated + accepted
         after += 1
-        ended = np.flatnonzero(after >= batch.output_tokens)
+        ended = (after >= batch.output_tokens).nonzero()[0]
         excess = after[ended] - batch.output_tokens[ended]
         after[ended] -= excess
         batching.slots.generated[batch.at] = after
@@ -231,8 +232,7 @@ class Server:
     def _begin(self, envs: Ints) -> None:
         keys = self.keys[envs]
         self._step_id[envs] = 0
-        self._noise_keys[envs] = stream_keys(keys, Stream.STEP_NOISE)
-        self._stall_keys[envs] = stream_keys(keys, Stream.STALL)
+        self._noise.begin(envs, keys)
         self._batching.clear(envs, keys)
         where = np.zeros(self.n_envs, np.bool_)
         where[envs] = True
@@ -267,7 +267,8 @@ class Server:
         slots.factor[at] *= np.float32(np.exp(self.config.acceptance.cold_log_hazard))
 
     def _move_along_text(self, batch: Batch, before: NDArray[np.int32], after: NDArray[np.int32]) -> None:
-        moved = np.flatnonzero(before // BLOCK_TOKENS != after // BLOCK_TOKENS)
+        # Unequal quotients: a block's length is a power of two, so a bit at or above it differs.
+        moved = ((before ^ after) >= BLOCK_TOKENS).nonzero()[0]
         if not moved.size:
             return
         at, class_index, tokens = batch.at[moved], batch.class_index[moved], after[moved]
@@ -286,13 +287,7 @@ class Server:
 
     def _step_ms(self, running: Ints, tiers: Ints) -> Floats:
         expected = self.config.step_time.step_ms(running, tiers, self._batching.context_tokens)
-        noise = self.config.noise
-        if noise.sigma or noise.stall_probability:
-            index = self._step_id
-            expected = noise.apply(
-                expected, normal(self._noise_keys, index), uniform(self._stall_keys, index)
-            )
-        return np.where(running > 0, expected, 0.0)
+        return np.where(running > 0, self._noise.apply(expected, self._step_id), 0.0)
 
     def _histogram(self, batch: Batch, accepted: NDArray[np.uint8]) -> Ints:
         bins = self._positions + 1

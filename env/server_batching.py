@@ -91,10 +91,10 @@ class Batching:
 
     def _receive(self, where: Flags) -> None:
         time_s = self.time_s
-        while (due := np.flatnonzero((self._workload.next_arrival_s() <= time_s) & where)).size:
+        while (due := ((self._workload.next_arrival_s() <= time_s) & where).nonzero()[0]).size:
             self._enqueue(due, from_open_loop=True)
         target = self._workload.target_concurrency(time_s)
-        while (short := np.flatnonzero((self.in_system < target) & where)).size:
+        while (short := ((self.in_system < target) & where).nonzero()[0]).size:
             self._enqueue(short, from_open_loop=False)
 
     def _enqueue(self, envs: Ints, *, from_open_loop: bool) -> None:
@@ -152,7 +152,7 @@ class Batching:
         width = self._config.verify_width
         while True:
             needed = self.kv_tokens + width * self.slots.running
-            over = np.flatnonzero((needed > self._capacity) & where)
+            over = ((needed > self._capacity) & where).nonzero()[0]
             if not over.size:
                 return
             half_done = self.partial_tokens[over] > 0
@@ -171,7 +171,7 @@ class Batching:
     def _prefill(self, where: Flags) -> None:
         """Prefill up to one chunk; where nothing runs, at least until one request does."""
         budget: Ints | None = None
-        waiting = np.flatnonzero(where & (self.queue.length > 0))
+        waiting = (where & (self.queue.length > 0)).nonzero()[0]
         while waiting.size:
             if budget is None:
                 budget = np.full(len(where), self._config.prefill_chunk_tokens, np.int64)

@@ -180,8 +180,8 @@ class RunningSlots:
     def batch(self) -> Batch:
         """The running requests, flat."""
         if self._batch is None:
-            at = np.flatnonzero(self._live)
-            nonempty = np.flatnonzero(self.running)
+            at = self._live.nonzero()[0]
+            nonempty = self.running.nonzero()[0]
             occupied = self.running[nonempty]
             self._batch = Batch(
                 at,
