@@ -144,7 +144,7 @@ def judge_cases(rows: list[dict[str, str]]) -> dict[str, Any]:
         )
     return {
         "rows": len(rows),
-        "guard_rows": sum(row["expected_decision"] in GUARD for row in rows),
+        "guard_inputs": [row for row in rows if row["expected_decision"] in GUARD],
         "predicted": len(judged),
         "agree": sum(entry["agrees"] for entry in judged),
         "judged": judged,

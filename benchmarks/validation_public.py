@@ -169,7 +169,7 @@ def print_report(report: dict[str, Any]) -> None:
         print(f"| {name} | {entry['pairs']} | {entry['reason']} |")
     cases = report["cases"]
     print(f"\n{cases['rows']} cases: {cases['predicted']} predicted, {cases['agree']} agree; ", end="")
-    print(f"{cases['guard_rows']} alarm and hold rows kept for the guard\n")
+    print(f"{len(cases['guard_inputs'])} alarm and hold rows kept for the guard\n")
     columns = ("source", "expected", "oracle", "speed", "note", "miss")
     print(
         "| case | expected | oracle | speed against none | note | why it misses |\n|---|---|---|---|---|---|"
