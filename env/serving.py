@@ -32,20 +32,20 @@ class ServingEnv(gymnasium.Env[Observation, np.int64]):
 
     | entries | unit | low | high |
     |---|---|---|---|
-    | reported | 1 once a step was reported | 0 | 1 |
     | batch_size | log2(1 + requests) / 8 | 0 | 2 |
     | padded_batch_size | log2(1 + requests) / 8, padded to a CUDA graph | 0 | 2 |
-    | cuda_graph | 1 if a captured graph fits the batch | 0 | 1 |
-    | live_share | requests still live / batch size | 0 | 1 |
+    | waiting | log2(1 + requests) / 8 | 0 | 2 |
     | mean_context | log2(1 + tokens) / 16, prompt and output | 0 | 2 |
     | max_context | log2(1 + tokens) / 16, prompt and output | 0 | 2 |
-    | waiting | log2(1 + requests) / 8 | 0 | 2 |
+    | steps_since_speculation | log2(1 + steps since num_steps > 0) / 8 | 0 | 1 |
+    | live_share | requests still live / batch size | 0 | 1 |
     | kv_use | share of KV capacity, 0 if not known | 0 | 1 |
     | kv_known | 1 if the engine reports KV use | 0 | 1 |
+    | reported | 1 once a step was reported | 0 | 1 |
+    | cuda_graph | 1 if a captured graph fits the batch | 0 | 1 |
     | after_prefill | 1 if prefill ran just before the step | 0 | 1 |
     | after_idle | 1 if the engine idled just before the step | 0 | 1 |
     | step_time_valid | 1 if the step has a valid duration | 0 | 1 |
-    | steps_since_speculation | log2(1 + steps since num_steps > 0) / 8 | 0 | 1 |
     | num_steps_0..7 | 1 for the step's tier | 0 | 1 |
     | has_tier_0..7 | 1 if the engine has the tier | 0 | 1 |
     | acceptance_1..7 | P(draft i accepted, given those before it were) | 0 | 1 |
@@ -54,7 +54,7 @@ class ServingEnv(gymnasium.Env[Observation, np.int64]):
     | step_ms_0 | log2(1 + expected ms at tier 0) / 8 | 0 | 2 |
     | step_time_ratio_1..7 | expected step time / that of tier 0, - 1 | -1 | 8 |
     | time_correction_0..7 | ln(measured / profile's step time), discounted | -1 | 1 |
-    | relative_rate_0..7 | expected output rate / that of the best tier, 0 without the tier | 0 | 1 |
+    | relative_rate_0..7 | expected output rate / the best tier's, 0 without the tier | 0 | 1 |
 
     How the estimates are made: ``specgov.policies.features``.
 

@@ -75,20 +75,20 @@ _ALL_TIERS = tuple(range(MAX_NUM_STEPS + 1))
 _SPECULATING = tuple(range(1, MAX_NUM_STEPS + 1))
 
 BLOCKS = (
-    Block("reported", "1 once a step was reported", 0.0, 1.0),
     Block("batch_size", "log2(1 + requests) / 8", 0.0, 2.0),
     Block("padded_batch_size", "log2(1 + requests) / 8, padded to a CUDA graph", 0.0, 2.0),
-    Block("cuda_graph", "1 if a captured graph fits the batch", 0.0, 1.0),
-    Block("live_share", "requests still live / batch size", 0.0, 1.0),
+    Block("waiting", "log2(1 + requests) / 8", 0.0, 2.0),
     Block("mean_context", "log2(1 + tokens) / 16, prompt and output", 0.0, 2.0),
     Block("max_context", "log2(1 + tokens) / 16, prompt and output", 0.0, 2.0),
-    Block("waiting", "log2(1 + requests) / 8", 0.0, 2.0),
+    Block("steps_since_speculation", "log2(1 + steps since num_steps > 0) / 8", 0.0, 1.0),
+    Block("live_share", "requests still live / batch size", 0.0, 1.0),
     Block("kv_use", "share of KV capacity, 0 if not known", 0.0, 1.0),
     Block("kv_known", "1 if the engine reports KV use", 0.0, 1.0),
+    Block("reported", "1 once a step was reported", 0.0, 1.0),
+    Block("cuda_graph", "1 if a captured graph fits the batch", 0.0, 1.0),
     Block("after_prefill", "1 if prefill ran just before the step", 0.0, 1.0),
     Block("after_idle", "1 if the engine idled just before the step", 0.0, 1.0),
     Block("step_time_valid", "1 if the step has a valid duration", 0.0, 1.0),
-    Block("steps_since_speculation", "log2(1 + steps since num_steps > 0) / 8", 0.0, 1.0),
     Block("num_steps", "1 for the step's tier", 0.0, 1.0, _ALL_TIERS),
     Block("has_tier", "1 if the engine has the tier", 0.0, 1.0, _ALL_TIERS),
     Block("acceptance", "P(draft i accepted, given those before it were)", 0.0, 1.0, _SPECULATING),
@@ -97,16 +97,16 @@ BLOCKS = (
     Block("step_ms_0", "log2(1 + expected ms at tier 0) / 8", 0.0, 2.0),
     Block("step_time_ratio", "expected step time / that of tier 0, - 1", -1.0, 8.0, _SPECULATING),
     Block("time_correction", "ln(measured / profile's step time), discounted", -1.0, 1.0, _ALL_TIERS),
-    Block("relative_rate", "expected output rate / that of the best tier, 0 without the tier", 0.0, 1.0,
-_ALL_TIERS), )  # fmt: skip
+    Block("relative_rate", "expected output rate / the best tier's, 0 without the tier", 0.0, 1.0, _ALL_TIERS),
+)  # fmt: skip
 
 ENTRIES = tuple(entry for block in BLOCKS for entry in block.entries())
 """The observation's entries, in order."""
 
 OBSERVATION_SIZE = len(ENTRIES)
 
-_LOW = np.array([entry.low for entry in ENTRIES])
-_HIGH = np.array([entry.high for entry in ENTRIES])
+_LOW = np.array([entry.low for entry in ENTRIES], np.float32)
+_HIGH = np.array([entry.high for entry in ENTRIES], np.float32)
 
 
 def _slices() -> dict[str, slice]:
@@ -115,6 +115,9 @@ def _slices() -> dict[str, slice]:
 
 
 _AT = _slices()
+_LOGARITHMS = slice(_AT["batch_size"].start, _AT["steps_since_speculation"].stop)
+_LOG_UNITS = np.array([8.0, 8.0, 8.0, 16.0, 16.0, 8.0])
+_PLAIN = slice(_AT["live_share"].start, _AT["step_time_valid"].stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +218,8 @@ class Features:
         self._graph_sizes = np.array(engine.graph_batch_sizes, dtype=np.int64)
         self._has_tier = np.isin(_TIERS, engine.tiers)
         self._last = StepSummaries.none(n)
+        self._rows = np.arange(n)
+        self._profile_ms = self._price_tiers()
         self._since = np.zeros(n)
         self._hits, self._trials = np.zeros((n, MAX_NUM_STEPS)), np.zeros((n, MAX_NUM_STEPS))
         self._log_ratio, self._times = np.zeros((n, len(_TIERS))), np.zeros((n, len(_TIERS)))
@@ -224,6 +229,7 @@ class Features:
     def reset(self, engines: Flags) -> None:
         """Forget everything about the engines where ``engines``, shape (N,), is true."""
         self._last = _where(engines, StepSummaries.none(len(engines)), self._last)
+        self._profile_ms = self._price_tiers()
         for array in (self._since, self._hits, self._trials, self._log_ratio, self._times):
             array[engines] = 0.0
 
@@ -236,6 +242,7 @@ class Features:
         """Learn from the newest step of each engine; engines of batch size 0 stay as they are."""
         stepped = steps.batch_size > 0
         self._last = steps if stepped.all() else _where(stepped, steps, self._last)
+        self._profile_ms = self._price_tiers()
         self._learn_acceptance(steps, stepped)
         self._learn_times(steps)
         self._since = np.where(stepped & (steps.num_steps > 0), 0.0, self._since + stepped)
@@ -256,44 +263,51 @@ class Features:
 
     def observation(self) -> NDArray[np.float32]:
         """The observations, shape (N, OBSERVATION_SIZE), within the bounds of ``ENTRIES``."""
+        acceptance = self.acceptance()
+        accept_length = expected_accept_length(acceptance)
+        correction = self.time_correction()
+        step_ms = self._profile_ms * np.exp(correction)
+        rate = self._has_tier * accept_length / step_ms
+        out = np.empty((len(step_ms), OBSERVATION_SIZE), np.float32)
+        self._describe_last_step(out)
+        out[:, _AT["has_tier"]] = self._has_tier
+        out[:, _AT["acceptance"]] = acceptance
+        out[:, _AT["confidence"]] = self._trials / (self._trials + self._config.prior_trials)
+        out[:, _AT["accept_length"]] = accept_length[:, 1:] / 8
+        out[:, _AT["step_ms_0"]] = np.log2(1.0 + step_ms[:, :1]) / 8
+        out[:, _AT["step_time_ratio"]] = step_ms[:, 1:] / step_ms[:, :1] - 1.0
+        out[:, _AT["time_correction"]] = correction
+        out[:, _AT["relative_rate"]] = rate / rate.max(axis=1, keepdims=True)
+        return np.minimum(np.maximum(out, _LOW, out=out), _HIGH, out=out)
+
+    def _describe_last_step(self, out: NDArray[np.float32]) -> None:
         last = self._last
         batch = np.maximum(last.batch_size, 1)
         reported = last.batch_size > 0
         padded, in_graph = self._padded(last)
-        acceptance = self.acceptance()
-        accept_length = expected_accept_length(acceptance)
-        correction = self.time_correction()
-        step_ms = self._profile_ms(last) * np.exp(correction)
-        rate = np.where(self._has_tier, accept_length / step_ms, 0.0)
-        out = np.empty((len(batch), OBSERVATION_SIZE))
-
-        def put(name: str, values: NDArray[np.float64] | NDArray[np.bool_]) -> None:
-            out[:, _AT[name]] = values if values.ndim == 2 else values[:, None]
-
-        put("reported", reported)
-        put("batch_size", np.log2(1.0 + last.batch_size) / 8)
-        put("padded_batch_size", np.log2(1.0 + padded) / 8)
-        put("cuda_graph", in_graph & reported)
-        put("live_share", last.at_least[:, 0] / batch)
-        put("mean_context", np.log2(1.0 + last.sum_seq_len_tokens / batch) / 16)
-        put("max_context", np.log2(1.0 + last.max_seq_len_tokens) / 16)
-        put("waiting", np.log2(1.0 + last.waiting_requests) / 8)
-        put("kv_use", np.nan_to_num(last.kv_use_ratio))
-        put("kv_known", ~np.isnan(last.kv_use_ratio))
-        put("after_prefill", last.after_prefill)
-        put("after_idle", last.after_idle)
-        put("step_time_valid", ~np.isnan(last.step_ms))
-        put("steps_since_speculation", np.log2(1.0 + self._since) / 8)
-        put("num_steps", (last.num_steps[:, None] == _TIERS) & reported[:, None])
-        out[:, _AT["has_tier"]] = self._has_tier
-        put("acceptance", acceptance)
-        put("confidence", self._trials / (self._trials + self._config.prior_trials))
-        put("accept_length", accept_length[:, 1:] / 8)
-        put("step_ms_0", np.log2(1.0 + step_ms[:, 0]) / 8)
-        put("step_time_ratio", step_ms[:, 1:] / step_ms[:, :1] - 1.0)
-        put("time_correction", correction)
-        put("relative_rate", rate / rate.max(axis=1, keepdims=True))
-        return np.clip(out, _LOW, _HIGH).astype(np.float32)
+        counts = (
+            last.batch_size,
+            padded,
+            last.waiting_requests,
+            last.sum_seq_len_tokens / batch,
+            last.max_seq_len_tokens,
+            self._since,
+        )
+        out[:, _LOGARITHMS] = np.log2(1.0 + np.array(counts).T) / _LOG_UNITS
+        kv_known = last.kv_use_ratio >= 0
+        out[:, _PLAIN] = np.array(
+            (
+                last.at_least[:, 0] / batch,
+                np.where(kv_known, last.kv_use_ratio, 0.0),
+                kv_known,
+                reported,
+                in_graph & reported,
+                last.after_prefill,
+                last.after_idle,
+                last.step_ms > 0,
+            )
+        ).T
+        out[:, _AT["num_steps"]] = (last.num_steps[:, None] == _TIERS) & reported[:, None]
 
     def _learn_acceptance(self, steps: StepSummaries, stepped: Flags) -> None:
         keep = np.where(stepped, self._keep_acceptance, 1.0)[:, None]
@@ -305,18 +319,18 @@ class Features:
         timed = (steps.batch_size > 0) & (steps.step_ms > 0)
         if not timed.any():
             return
-        expected = self._step_time.step_ms(
-            np.maximum(steps.batch_size, 1), steps.num_steps, steps.sum_seq_len_tokens
-        )
+        expected = self._profile_ms[self._rows, steps.num_steps]
         ratio = np.where(timed, steps.step_ms, expected) / expected
         at_tier = (steps.num_steps[:, None] == _TIERS) & timed[:, None]
         keep = np.where(timed, self._keep_times, 1.0)[:, None]
-        self._log_ratio = self._log_ratio * keep + at_tier * np.clip(np.log(ratio), -1.0, 1.0)[:, None]
+        log_ratio = np.minimum(np.maximum(np.log(ratio), -1.0), 1.0)
+        self._log_ratio = self._log_ratio * keep + at_tier * log_ratio[:, None]
         self._times = self._times * keep + at_tier
 
-    def _profile_ms(self, last: StepSummaries) -> Floats:
-        batch = np.maximum(last.batch_size, 1)[:, None]
-        return self._step_time.step_ms(batch, _TIERS[None, :], last.sum_seq_len_tokens[:, None])
+    def _price_tiers(self) -> Floats:
+        """The profile's step time of every tier for the newest batch, shape (N, MAX_NUM_STEPS + 1)."""
+        batch, tokens = self._last.batch_size, self._last.sum_seq_len_tokens
+        return self._step_time.step_ms(np.maximum(batch, 1)[:, None], _TIERS, tokens[:, None])
 
     def _padded(self, last: StepSummaries) -> tuple[Ints, Flags]:
         """Padded batch size, as reported or else by the engine's graph sizes, and whether a graph fits."""
