@@ -182,6 +182,20 @@ def test_a_tier_that_the_engine_lacks_is_never_sent(bench: Bench) -> None:
     assert "recorder chose [4]" in ended.value.details
 
 
+def test_a_rule_that_fails_ends_its_stream_and_no_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Recorder, step: StepObservation) -> None:
+        raise ArithmeticError("of the rule")
+
+    monkeypatch.setattr(Recorder, "observe", fail)
+    session, decisions = bench.connect()
+    bench.report(session, 1)
+    with pytest.raises(ArithmeticError):
+        next(decisions)
+    assert bench.engine.session is None
+    assert not bench.engine.lock.locked()
+    bench.connect()
+
+
 def test_ranges_far_from_the_batch_are_left_out(bench: Bench) -> None:
     session, decisions = bench.connect()
     bench.rule.choice = Choice(tuple(TierRange(size, size, (1, 3)[size % 2]) for size in range(1, 65)))
