@@ -114,6 +114,7 @@ def calibrate(recordings: Sequence[Recording], setup: Setup = UNKNOWN_SETUP) -> 
             "median": round(float(np.median(errors)), 4),
             "p95": round(float(np.quantile(errors, 0.95)), 4),
         },
+        "sigma_by_batch_size": _sigma_by_batch_size(cells, logs),
         "prefill": prefill_facts,
         "assumed": assumed,
     }
@@ -237,7 +238,8 @@ def complete(
     contexts = np.array(sorted({0.0, *measured_contexts, far}))
     batches, tiers = _axis(cells.batch_size), np.unique(cells.num_steps)
     if tiers[-1] > 0:
-        tiers = np.append(tiers, [far_tier for far_tier in FAR_NUM_STEPS if far_tier > tiers[-1]])
+        beyond = np.array(FAR_NUM_STEPS, dtype=np.int64)
+        tiers = np.concatenate([tiers, beyond[beyond > tiers[-1]]])
     at = (
         np.searchsorted(contexts, cells.context_tokens),
         np.searchsorted(batches, cells.batch_size),
@@ -253,7 +255,7 @@ def complete(
     modelled = model.step_ms(batch, tier, batch * context)
     base = int(np.searchsorted(contexts, _base_context(cells)))
     step_ms, ratio = _filled(recorded["median_ms"], modelled, batches, base, slope_ratio)
-    weights = np.where(count > 0, count, EXTRAPOLATED_WEIGHT)
+    weights = np.maximum(count.astype(np.float64), EXTRAPOLATED_WEIGHT)
     planes = np.stack([isotonic_plane(plane, weight) for plane, weight in zip(step_ms, weights, strict=True)])
     step_ms = np.round(np.maximum.accumulate(planes, axis=0), 4)
     rounded = {name: np.round(values, 4) for name, values in recorded.items()}
@@ -333,6 +335,14 @@ def _sigma(logs: Array) -> float:
     """Half the width of the middle 68 % of the logarithms: a lognormal's sigma, blind to the tails."""
     low, high = np.quantile(logs, [0.1587, 0.8413])
     return round(float(high - low) / 2, 4)
+
+
+def _sigma_by_batch_size(cells: Cells, logs: Array) -> dict[str, float]:
+    """Of the server that can speculate, all tiers and contexts together."""
+    batch = np.repeat(cells.batch_size, cells.count)
+    speculating = np.repeat(cells.can_speculate, cells.count)
+    sizes = np.unique(cells.batch_size[cells.can_speculate])
+    return {str(size): _sigma(logs[speculating & (batch == size)]) for size in sizes}
 
 
 def _prefill(

@@ -356,3 +356,9 @@ def test_the_bundled_profiles_are_what_calibration_makes(name: str) -> None:
     made = calibrate(recordings, setup).to_json()
     assert made == bundled.to_json()
     assert parse_profile(made).hash == bundled.hash
+
+
+def test_deep_tiers_need_no_extrapolated_ones(recorder: Recorder) -> None:
+    """num_steps 32 is the largest that can be asked for, so nothing is added beyond it."""
+    path = whole(recorder, lambda batch, tier: 5.0 + batch / 8 + tier / 2, tiers=(0, 32))
+    assert calibrate([read_recording(path)]).grid.num_steps.tolist() == [0, 32]
