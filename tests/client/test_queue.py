@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,24 @@ def test_a_report_that_cannot_be_sent_is_counted_and_told_to_the_sidecar() -> No
     assert [(m.report.step_id, m.report.reports_dropped) for m in messages] == [(3, 2)]
     assert (counters.reports_rejected, counters.sent) == (2, 1)
     assert "step_id=2" in counters.last_error
+
+
+def test_an_event_waits_for_the_report_that_was_queued_before_it() -> None:
+    """The engine queues a report and an event just after the sender has found no report."""
+    mailbox, counters = Mailbox(8), Counters()
+
+    class Overtaken(deque[tuple[int, Report]]):
+        def popleft(self) -> tuple[int, Report]:
+            if not self and not mailbox.submitted:
+                submit(mailbox, Report(1, 4, 0))
+                mailbox.events.append((1, KIND, 1))
+                raise IndexError
+            return super().popleft()
+
+    mailbox.reports = Overtaken()
+    mailbox.events.append((0, KIND, 0))
+    sent = [message.WhichOneof("message") for message in drain(mailbox, counters)]
+    assert sent == ["event", "report", "event"]
 
 
 def test_every_field_reaches_the_wire() -> None:

@@ -183,8 +183,10 @@ def test_many_decisions_are_no_flood_when_as_many_reports_were_sent(
 
 
 def test_waits_between_attempts_grow_and_have_full_jitter(
-    tmp_path: Path, info: pb.EngineInfo, eventually: Eventually
+    tmp_path: Path, info: pb.EngineInfo, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And all that time one warning is enough."""
+
     class Recorded(random.Random):
         def uniform(self, a: float, b: float) -> float:
             bounds.append((a, b))
@@ -196,6 +198,7 @@ def test_waits_between_attempts_grow_and_have_full_jitter(
     eventually(lambda: len(bounds) >= 8)
     client.close()
     assert bounds[:8] == [(0.0, b) for b in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0)]
+    assert [record.name for record in caplog.records] == ["specgov.client"]
 
 
 def test_a_stream_that_lived_long_starts_the_waits_again(
