@@ -257,7 +257,8 @@ def complete(
     step_ms, ratio = _filled(recorded["median_ms"], modelled, batches, base, slope_ratio)
     weights = np.maximum(count.astype(np.float64), EXTRAPOLATED_WEIGHT)
     planes = np.stack([isotonic_plane(plane, weight) for plane, weight in zip(step_ms, weights, strict=True)])
-    step_ms = np.round(np.maximum.accumulate(planes, axis=0), 4)
+    monotone: Array = np.maximum.accumulate(planes, axis=0)
+    step_ms = monotone.round(4)
     rounded = {name: np.round(values, 4) for name, values in recorded.items()}
     return StepGrid(contexts, batches, tiers, step_ms, count, **rounded), ratio
 
