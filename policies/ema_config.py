@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specgov.policies.tiers import nearest_tier, require_tiers
 from specgov.policies.types import EngineSpec, PolicyError
@@ -75,6 +75,18 @@ class EmaConfig:
         document = _read(self.config) if self.config else _SGLANG_TABLE
         options = {name: getattr(self, name) for name in _SLOT_OPTIONS if getattr(self, name) is not None}
         object.__setattr__(self, "table", _slots(document, options))
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Self:
+        """The options of a document in the file's format.
+
+        Raises:
+            PolicyError: it is not one.
+
+        """
+        made = cls()
+        object.__setattr__(made, "table", _slots(document, {}))
+        return made
 
     def slots_for(self, engine: EngineSpec) -> tuple[SlotConfig, ...]:
         """The slots with the engine's tiers only.

@@ -42,7 +42,7 @@ def best_tiers(tiers: NDArray[Any], expected_tokens: Floats, expected_ms: Floats
 
     """
     rate = np.divide(expected_tokens, expected_ms, out=np.zeros_like(expected_tokens), where=expected_ms > 0)
-    return np.asarray(tiers, np.int64)[np.argmax(rate, axis=-1)]
+    return np.asarray(np.asarray(tiers, np.int64)[np.argmax(rate, axis=-1)])
 
 
 @final

@@ -61,6 +61,9 @@ COMMANDS = (
     Command(
         "scenarios show", "controller.cli.scenarios:show", "Print a bundled scenario, to copy and change"
     ),
+    Command("tune sglang", "controller.cli.tune:sglang", "Find SGLang's best adaptive config for a profile"),
+    Command("tune vllm", "controller.cli.tune:vllm", "Find vLLM's best draft tokens by batch size"),
+    Command("tune threshold", "controller.cli.tune:threshold", "Find the best plain batch-size threshold"),
     Command("calibrate", "controller.cli.calibrate:calibrate", "Make a profile from recorded steps"),
     Command("profiles list", "controller.cli.profiles:list_profiles", "List the bundled step-time profiles"),
     Command("profiles show", "controller.cli.profiles:show", "Show a profile, and save a picture of it"),
