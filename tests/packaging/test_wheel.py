@@ -52,16 +52,23 @@ def environment(folder: Path, *install: str | Path) -> Path:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     constraints = ROOT / "constraints.txt"
-    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", constraints, *install, cwd=folder)
+    run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "-c",
+        constraints,
+        *install,
+        cwd=folder,
+    )
     return python
 
 
 def python_files(folder: Path) -> set[str]:
-    return {
-        str(p.relative_to(folder))
-        for p in folder.rglob("*.py")
-        if "__pycache__" not in p.parts
-    }
+    return {str(p.relative_to(folder)) for p in folder.rglob("*.py") if "__pycache__" not in p.parts}
 
 
 @pytest.fixture(scope="session")

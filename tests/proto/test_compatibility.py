@@ -22,7 +22,8 @@ def describe() -> dict[str, Any]:
     def message(prefix: str, proto: descriptor_pb2.DescriptorProto) -> None:
         name = f"{prefix}{proto.name}"
         described[name] = {
-            str(f.number): [f.name, f.Type.Name(f.type), f.Label.Name(f.label), f.type_name] for f in proto.field
+            str(f.number): [f.name, f.Type.Name(f.type), f.Label.Name(f.label), f.type_name]
+            for f in proto.field
         }
         for nested in proto.nested_type:
             message(f"{name}.", nested)
@@ -35,7 +36,8 @@ def describe() -> dict[str, Any]:
         described[enum.name] = {str(v.number): [v.name] for v in enum.value}
     for service in file.service:
         described[service.name] = {
-            m.name: [m.input_type, m.output_type, m.client_streaming, m.server_streaming] for m in service.method
+            m.name: [m.input_type, m.output_type, m.client_streaming, m.server_streaming]
+            for m in service.method
         }
     return described
 
