@@ -116,7 +116,9 @@ class AcceptanceTables:
         self._request_scale = spreads * np.sqrt(shares)
         self._text_scale = spreads * np.sqrt(1.0 - shares)
         self._correlation = np.array([c.block_correlation for c in model.classes])
+        self._innovation = np.sqrt(1.0 - self._correlation**2)
         self._context = np.array([c.context_hazard for c in model.classes]) / 1000.0
+        self._context_matters = bool(self._context.any())
         self._cold = model.cold_log_hazard
 
     def first_state(self, keys: Keys) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -136,9 +138,12 @@ class AcceptanceTables:
         A step of more tokens than a block passes several: the correlation is that of the distance.
         """
         blocks = generated.astype(np.int64) // BLOCK_TOKENS
-        correlation = self._correlation[class_index] ** (blocks - generated_before // BLOCK_TOKENS)
-        moved = correlation * text + np.sqrt(1.0 - correlation**2) * normal(keys, blocks + _BLOCK_DRAWS)
-        return np.asarray(moved)
+        passed = blocks - generated_before // BLOCK_TOKENS
+        correlation, innovation = self._correlation[class_index], self._innovation[class_index]
+        if (passed > 1).any():
+            correlation **= passed
+            innovation = np.sqrt(1.0 - correlation**2)
+        return np.asarray(correlation * text + innovation * normal(keys, blocks + _BLOCK_DRAWS))
 
     def factor(
         self,
@@ -150,8 +155,10 @@ class AcceptanceTables:
     ) -> Float32s:
         """g of each request without the server's drift, shape (m,)."""
         log_factor = self._request_scale[class_index] * request + self._text_scale[class_index] * text
-        log_factor += self._context[class_index] * np.minimum(context_tokens, MAX_CONTEXT_TOKENS)
-        log_factor += self._cold * cold
+        if self._context_matters:
+            log_factor += self._context[class_index] * np.minimum(context_tokens, MAX_CONTEXT_TOKENS)
+        if cold.any():
+            log_factor += self._cold * cold
         return np.asarray(np.exp(log_factor), np.float32)
 
     def accepted(

@@ -75,7 +75,7 @@ class Server:
         self._positions = max(config.largest_num_steps, 1)
         self._tables = AcceptanceTables(config.acceptance, self._positions)
         self._batching = Batching(config, workload, self._tables, n_envs)
-        self._tier_is_known = np.isin(np.arange(config.largest_num_steps + 1), config.engine.tiers)
+        self._is_tier = np.isin(np.arange(config.largest_num_steps + 1), config.engine.tiers)
         self._drafts = np.arange(self._positions + 1)
         self._everywhere = np.ones(n_envs, np.bool_)
         self._step_id, self._episode = np.zeros(n_envs, np.int64), np.zeros(n_envs, np.int64)
@@ -123,27 +123,22 @@ class Server:
         after = generated + accepted
         after += 1
         ended = (after >= batch.output_tokens).nonzero()[0]
+        ended_envs = batch.env[ended]
         excess = after[ended] - batch.output_tokens[ended]
         after[ended] -= excess
         batching.slots.generated[batch.at] = after
         self._move_along_text(batch, generated, after)
         histogram = self._histogram(batch, accepted)
         tokens = histogram @ self._drafts + running
-        tokens -= self._per_env(batch.env[ended], excess)
+        tokens -= self._per_env(ended_envs, excess)
         step_ms = self._step_ms(running, tiers)
-        live = LiveRequests(
-            batch.env,
-            batch.at - batch.env * batching.slots.width,
-            batching.slots.generation[batch.at],
-            accepted,
-        )
+        live = LiveRequests(batch.env, batch.slot, batch.generation, accepted)
         max_seq_len = self._max_context(batch, generated)
         active = running > 0
         self._step_id += active
-        batching.pass_time(self._everywhere, np.rint(step_ms * 1e6).astype(np.int64))
+        batching.pass_time(slice(None), np.rint(step_ms * 1e6).astype(np.int64))
         batching.context_tokens += tokens
-        finished = self._finish(batch.at[ended], batch.env[ended])
-        finish_counts = self._per_env(batch.env[ended])
+        finished = self._finish(batch.at[ended], ended_envs)
         end_ns = batching.time_ns.copy()
         batching.form(self._everywhere)
         return StepResult(
@@ -162,7 +157,7 @@ class Server:
             max_seq_len_tokens=max_seq_len,
             waiting_requests=before.waiting,
             kv_use_ratio=before.kv_tokens / self.config.kv_capacity_tokens,
-            finished_requests=finish_counts,
+            finished_requests=self._per_env(ended_envs),
             retracted_requests=before.retracted,
             exhausted=self.exhausted,
             time_ns=end_ns,
@@ -244,8 +239,11 @@ class Server:
             raise SimulationError(
                 f"num_steps must be {self.n_envs} integers, got {tiers.dtype} {tiers.shape}"
             )
-        largest = self.config.largest_num_steps
-        if tiers.min() < 0 or tiers.max() > largest or not self._tier_is_known[tiers].all():
+        try:
+            known = tiers.min() >= 0 and self._is_tier[tiers].all()
+        except IndexError:
+            known = False
+        if not known:
             raise SimulationError(
                 f"num_steps must be among the tiers {self.config.engine.tiers}, got {tiers}"
             )

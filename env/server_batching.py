@@ -84,7 +84,7 @@ class Batching:
         """KV in use between steps."""
         return self.context_tokens + self.partial_tokens
 
-    def pass_time(self, envs: Ints | Flags, duration_ns: Ints) -> None:
+    def pass_time(self, envs: Ints | Flags | slice, duration_ns: Ints) -> None:
         """Let time pass in ``envs`` while the number of requests in the system stays the same."""
         self.time_ns[envs] += duration_ns
         self.request_ns[envs] += duration_ns * (self.slots.running[envs] + self.queue.length[envs])

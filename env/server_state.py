@@ -94,8 +94,10 @@ class Batch:
     environments that run at least one request, the position of their first request and their number.
     """
 
-    at: Ints  # into the slots
+    at: Ints  # into all slots
     env: Ints
+    slot: Ints  # within the environment
+    generation: NDArray[np.uint8]
     key: NDArray[np.uint64]
     class_index: Ints
     prompt_tokens: NDArray[np.int32]
@@ -183,9 +185,12 @@ class RunningSlots:
             at = self._live.nonzero()[0]
             nonempty = self.running.nonzero()[0]
             occupied = self.running[nonempty]
+            envs = np.repeat(nonempty, occupied)
             self._batch = Batch(
                 at,
-                np.repeat(nonempty, occupied),
+                envs,
+                at - envs * self.width,
+                self.generation[at],
                 self._key[at],
                 self._class_index[at],
                 self._prompt[at],

@@ -138,7 +138,14 @@ def test_impossible_requests_and_settings_say_what_to_do(small: SimpleNamespace)
     with pytest.raises(SimulationError, match="no class"):
         small.config(classes=())
     server = Server(small.config(), small.keyed(), n_envs=2)
-    for wrong in (np.array([2, 0]), np.array([-1, 0]), np.array([4, 0]), np.array([0]), np.array([0.0, 1.0])):
+    for wrong in (
+        np.array([2, 0]),
+        np.array([-1, 0]),
+        np.array([-4, 0]),
+        np.array([4, 0]),
+        np.array([0]),
+        np.array([0.0, 1.0]),
+    ):
         with pytest.raises(SimulationError, match="num_steps must be"):
             server.step(wrong)
 
