@@ -47,8 +47,7 @@ class GridLookup:
         """Values at broadcast points; ``batch`` indexes ``padded``."""
         if len(self._contexts) == 1:
             return np.asarray(self._values[0, batch, num_steps] + np.zeros_like(mean_context))
-        low = np.searchsorted(self._contexts, mean_context, side="right") - 1
-        low = np.clip(low, 0, len(self._contexts) - 2)
+        low = np.searchsorted(self._contexts[1:-1], mean_context, side="right")
         start, end = self._contexts[low], self._contexts[low + 1]
         share = np.maximum((mean_context - start) / (end - start), 0.0)
         if not self._extrapolate:
