@@ -59,8 +59,8 @@ class StepObservation:
 
     ``accepted``, ``slots`` and ``generations`` have one entry for each request that was still live when the
     result was processed, so at most ``batch_size``; where requests cannot be told apart ``slots`` and
-    ``generations`` are empty. ``padded_batch_size`` is 0 where not known, ``step_ms`` None where the step's time is not
-    valid (only consecutive decode steps have one), ``kv_use_ratio`` None where not known.
+    ``generations`` are empty. ``padded_batch_size`` is 0 where not known, ``step_ms`` None where the step's
+    time is not valid (only consecutive decode steps have one), ``kv_use_ratio`` None where not known.
     """
 
     step_id: int
@@ -124,10 +124,11 @@ class TierRange:
 class Choice:
     """A rule's answer: a tier for every batch size, since the batch may change before it applies.
 
-    ``ranges`` ascend, do not overlap, and cover 1 to the engine's largest batch size. ``expected_tokens`` (output tokens of the
-    whole batch in one step) and ``expected_ms`` have one entry a tier, in the order of the engine's tiers, for the batch that was
-    asked for, or are None where the rule has no such model. ``propensity`` is the probability of this tier
-    under the rule where it is known (1 for a deterministic rule).
+    ``ranges`` ascend, do not overlap, and cover 1 to the engine's largest batch size. ``expected_tokens``
+    (output tokens of the whole batch in one step) and ``expected_ms`` have one entry a tier, in the order of
+    the engine's tiers, for the batch that was asked for, or are None where the rule has no such model.
+    ``propensity`` is the probability of this tier under the rule where it is known (1 for a deterministic
+    rule).
     """
 
     ranges: tuple[TierRange, ...]
@@ -176,7 +177,7 @@ class PolicyContext:
 
 
 class Policy(Protocol):
-    """A decision rule: observes steps, chooses a tier. Owns its hysteresis. Not thread-safe; one per engine."""
+    """A decision rule: observes steps, chooses a tier. Owns its hysteresis. One per engine; not thread-safe."""
 
     name: ClassVar[str]
     version: ClassVar[str]
