@@ -41,8 +41,8 @@ def acceptance_from_accept_length(accept_length: float, num_steps: int) -> float
     """
     if num_steps < 1 or not 1.0 <= accept_length <= num_steps + 1:
         raise ValueError(
-            f"accept length {accept_length} cannot occur at num_steps {num_steps}: it lies in 1..num_steps + 1, "
-            "and at num_steps 0 it says nothing about acceptance"
+            f"accept length {accept_length} cannot occur at num_steps {num_steps}: it lies in "
+            "1..num_steps + 1, and at num_steps 0 it says nothing about acceptance"
         )
     low, high = 0.0, 1.0
     for _ in range(60):
