@@ -177,7 +177,7 @@ class PolicyContext:
 
 
 class Policy(Protocol):
-    """A decision rule: observes steps, chooses a tier, owns its hysteresis. One per engine; not thread-safe."""
+    """A decision rule: observes steps, chooses a tier, owns its hysteresis. Not thread-safe; one an engine."""
 
     name: ClassVar[str]
     version: ClassVar[str]
