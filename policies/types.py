@@ -177,7 +177,7 @@ class PolicyContext:
 
 
 class Policy(Protocol):
-    """A decision rule: observes steps, chooses a tier, owns its hysteresis. Not thread-safe; one an engine."""
+    """A decision rule: observes steps, chooses a tier, owns its hysteresis. Not thread-safe; one each."""
 
     name: ClassVar[str]
     version: ClassVar[str]
