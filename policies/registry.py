@@ -27,7 +27,11 @@ _RULES = {
     "schedule": "specgov.policies.schedule:Schedule",
     "ema": "specgov.policies.ema:Ema",
     "greedy": "specgov.policies.greedy:Greedy",
+    "thompson": "specgov.policies.thompson:Thompson",
     "throughput_aware": "specgov.policies.throughput_aware:ThroughputAware",
+    "ucb": "specgov.policies.ucb:Ucb",
+    "discounted_ucb": "specgov.policies.ucb:DiscountedUcb",
+    "sliding_ucb": "specgov.policies.ucb:SlidingUcb",
 }
 
 _EXPECTED = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
