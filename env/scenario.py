@@ -95,6 +95,7 @@ class Scenario:
             noise=self.profile.noise,
             prefill=self.profile.prefill,
             prefill_chunk_tokens=self.table.engine.prefill_chunk_tokens,
+            switch_ms=self.table.engine.switch_ms,
         )
 
     def workload(self) -> Workload:

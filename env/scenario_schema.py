@@ -41,6 +41,7 @@ class EngineTable(Table):
     transport_lag_steps: int = Field(1, ge=0, le=64, description="what a round trip to the sidecar adds")
     draft_kv_stays_warm: bool = True
     prefill_chunk_tokens: int = Field(8192, ge=1)
+    switch_ms: float = Field(0.0, ge=0, description="what a step costs more whose tier is a new one")
 
     @model_validator(mode="after")
     def _tiers_ascend(self) -> EngineTable:

@@ -30,6 +30,7 @@ class ServerConfig:
         prefill_chunk_tokens: prompt tokens between two decode steps, at most, while requests are running.
         kv_headroom: share of the KV capacity that stays free when a request joins a running batch, so
             that it is not retracted at once.
+        switch_ms: what a step takes longer whose num_steps is not that of the step before it.
 
     Raises:
         SimulationError: a value that cannot be simulated.
@@ -43,6 +44,7 @@ class ServerConfig:
     prefill: PrefillCost = FREE_PREFILL
     prefill_chunk_tokens: int = 8192
     kv_headroom: float = 0.05
+    switch_ms: float = 0.0
 
     def __post_init__(self) -> None:
         tiers = self.engine.tiers
@@ -64,6 +66,8 @@ class ServerConfig:
             )
         if not 0.0 <= self.kv_headroom < 1.0:
             raise SimulationError(f"kv_headroom is {self.kv_headroom}: it must be at least 0 and below 1")
+        if not 0.0 <= self.switch_ms < float("inf"):
+            raise SimulationError(f"switch_ms is {self.switch_ms}: it must be at least 0")
 
     @property
     def largest_num_steps(self) -> int:
