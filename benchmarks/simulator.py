@@ -4,15 +4,15 @@
 
 One process on one core. The physics alone (``Server.step`` with random tiers) against the number of
 environments and against the requests that run in each; then what trains a policy: physics, observation and
-reward (``ServingSimulation``), and the gymnasium environments, single and vectorised. A decision is one step
-of one environment. The rate is per second of the process's own CPU time, so that it does not count when
-others have the core; they still slow it down through caches and shared units.
+reward (``ServingSimulation``), and the gymnasium environments, single and vectorised. A decision is one
+step of one environment. The rate is per second of the process's own CPU time, so that it does not count
+when others have the core; they still slow it down through caches and shared units.
 
 In the physics runs every environment is a closed loop, so that the mean number of running requests is what
 is asked for, on the bundled Llama 8B profile, with a KV capacity that is never reached, three classes of
-requests and lognormal lengths (medians 300 and 250 tokens). A figure is the median of repeated runs, and the
-fastest stands beside it. Memory is what the objects hold after a few steps, as counted by tracemalloc in
-another run.
+requests and lognormal lengths (medians 300 and 250 tokens). A figure is the median of repeated runs, and
+the fastest stands beside it. Memory is what the objects hold after a few steps, as counted by tracemalloc
+in another run.
 """
 
 from __future__ import annotations

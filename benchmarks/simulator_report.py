@@ -22,9 +22,10 @@ def markdown(result: Row) -> str:
         [
             f"Machine: {machine.describe(result['machine'])} One process on one core.",
             *(["**A quick run, to see that it works: not figures to quote.**"] if result["quick"] else []),
-            f"Each figure is the median of {plan['repeats']} runs of {plan['seconds']:g} s of CPU time, and the "
-            f"fastest stands beside it. Physics alone: profile `{result['profile']}`, slots for "
-            f"{result['slots']} requests in each environment; the other layers: scenario `{result['scenario']}`.",
+            f"Each figure is the median of {plan['repeats']} runs of {plan['seconds']:g} s of CPU time, "
+            f"beside it the fastest. Physics alone: profile `{result['profile']}`, slots for "
+            f"{result['slots']} requests in each environment. The other layers: scenario "
+            f"`{result['scenario']}`.",
             _aims(result),
             "What a layer costs:",
             _table(result["layers"]),

@@ -11,7 +11,7 @@ batch that is formed and waits for its step.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,19 @@ __all__ = [
 ]
 
 
+class _Decoded(NamedTuple):
+    """What a step decoded; ``ended`` are positions in the batch, the last two sums by environment."""
+
+    accepted: NDArray[np.uint8]
+    ended: Ints
+    tokens: Ints
+    histogram: Ints
+
+
+_NO_TIER = -1
+"""Before the first step."""
+
+
 class Server:
     """N simulated servers.
 
@@ -80,6 +93,7 @@ class Server:
         self._everywhere = np.ones(n_envs, np.bool_)
         self._step_id, self._episode = np.zeros(n_envs, np.int64), np.zeros(n_envs, np.int64)
         self._noise = ServerNoise(config.noise, n_envs)
+        self._last_tier = np.full(n_envs, _NO_TIER)
         workload.start(self.keys)
         self._begin(np.arange(n_envs))
 
@@ -112,33 +126,16 @@ class Server:
         tiers = self._checked(num_steps)
         batching, batch = self._batching, self._batching.slots.batch()
         running = batching.slots.running.copy()
-        before = _BeforeStep(batching)
-        live_tiers = tiers.astype(np.uint8)[batch.env]
-        generated = batching.slots.generated[batch.at]
-        accepted = self._tables.accepted(
-            batch.key, generated, batch.class_index, self._factors(batch), live_tiers
-        )
-        if not self.config.engine.draft_kv_stays_warm:
-            self._cool(batch, live_tiers)
-        after = generated + accepted
-        after += 1
-        ended = (after >= batch.output_tokens).nonzero()[0]
-        ended_envs = batch.env[ended]
-        excess = after[ended] - batch.output_tokens[ended]
-        after[ended] -= excess
-        batching.slots.generated[batch.at] = after
-        self._move_along_text(batch, generated, after)
-        histogram = self._histogram(batch, accepted)
-        tokens = histogram @ self._drafts + running
-        tokens -= self._per_env(ended_envs, excess)
+        waiting, kv_tokens = batching.queue.length.copy(), batching.kv_tokens
+        context_tokens, max_context_tokens = batching.context_tokens.copy(), self._max_context(batch)
+        idle_ns, prefill_ns, retracted = batching.idle_ns, batching.prefill_ns, batching.retracted
         step_ms = self._step_ms(running, tiers)
-        live = LiveRequests(batch.env, batch.slot, batch.generation, accepted)
-        max_seq_len = self._max_context(batch, generated)
-        active = running > 0
-        self._step_id += active
+        decoded = self._decode(batch, tiers)
+        self._step_id += running > 0
         batching.pass_time(slice(None), np.rint(step_ms * 1e6).astype(np.int64))
-        batching.context_tokens += tokens
-        finished = self._finish(batch.at[ended], ended_envs)
+        batching.context_tokens += decoded.tokens
+        ended_envs = batch.env[decoded.ended]
+        finished = self._finish(batch.at[decoded.ended], ended_envs)
         end_ns = batching.time_ns.copy()
         batching.form(self._everywhere)
         return StepResult(
@@ -146,27 +143,24 @@ class Server:
             batch_size=running,
             num_steps=tiers,
             step_ms=step_ms,
-            step_ms_valid=active & ~before.after_idle & ~before.after_prefill,
-            idle_ms=before.idle_ms,
-            prefill_ms=before.prefill_ms,
-            after_idle=before.after_idle,
-            after_prefill=before.after_prefill,
-            output_tokens=tokens,
-            accepted_histogram=histogram,
-            sum_seq_len_tokens=before.context_tokens,
-            max_seq_len_tokens=max_seq_len,
-            waiting_requests=before.waiting,
-            kv_use_ratio=before.kv_tokens / self.config.kv_capacity_tokens,
+            idle_ns=idle_ns,
+            prefill_ns=prefill_ns,
+            output_tokens=decoded.tokens,
+            accepted_histogram=decoded.histogram,
+            sum_seq_len_tokens=context_tokens,
+            max_seq_len_tokens=max_context_tokens,
+            waiting_requests=waiting,
+            kv_use_ratio=kv_tokens / self.config.kv_capacity_tokens,
             finished_requests=self._per_env(ended_envs),
-            retracted_requests=before.retracted,
+            retracted_requests=retracted,
             exhausted=self.exhausted,
             time_ns=end_ns,
-            live=live,
+            live=LiveRequests(batch.env, batch.slot, batch.generation, decoded.accepted),
             finished=finished,
         )
 
     def truth(self) -> Truth:
-        """What each tier would really bring in the coming step."""
+        """What each tier would really bring in the coming step; a switch's cost is left out."""
         batching, batch = self._batching, self._batching.slots.batch()
         left = batch.output_tokens - batching.slots.generated[batch.at]
         survival = self._tables.survival(batch.class_index, self._factors(batch))
@@ -227,6 +221,7 @@ class Server:
     def _begin(self, envs: Ints) -> None:
         keys = self.keys[envs]
         self._step_id[envs] = 0
+        self._last_tier[envs] = _NO_TIER
         self._noise.begin(envs, keys)
         self._batching.clear(envs, keys)
         where = np.zeros(self.n_envs, np.bool_)
@@ -248,6 +243,26 @@ class Server:
                 f"num_steps must be among the tiers {self.config.engine.tiers}, got {tiers}"
             )
         return tiers.astype(np.int64)
+
+    def _decode(self, batch: Batch, tiers: Ints) -> _Decoded:
+        """Accept drafts, write output up to the lengths asked for, and move along the text."""
+        slots = self._batching.slots
+        live_tiers = tiers.astype(np.uint8)[batch.env]
+        before = slots.generated[batch.at]
+        factors = self._factors(batch)
+        accepted = self._tables.accepted(batch.key, before, batch.class_index, factors, live_tiers)
+        if not self.config.engine.draft_kv_stays_warm:
+            self._cool(batch, live_tiers)
+        after = before + accepted
+        after += 1
+        ended = (after >= batch.output_tokens).nonzero()[0]
+        excess = after[ended] - batch.output_tokens[ended]
+        after[ended] -= excess
+        slots.generated[batch.at] = after
+        self._move_along_text(batch, before, after)
+        histogram = self._histogram(batch, accepted)
+        tokens = histogram @ self._drafts + slots.running - self._per_env(batch.env[ended], excess)
+        return _Decoded(accepted, ended, tokens, histogram)
 
     def _factors(self, batch: Batch) -> NDArray[np.float32]:
         factors = self._batching.slots.factor[batch.at]
@@ -285,6 +300,10 @@ class Server:
 
     def _step_ms(self, running: Ints, tiers: Ints) -> Floats:
         expected = self.config.step_time.step_ms(running, tiers, self._batching.context_tokens)
+        if self.config.switch_ms:
+            switched = (self._last_tier != tiers) & (self._last_tier != _NO_TIER)
+            expected = expected + self.config.switch_ms * switched
+            self._last_tier = np.where(running > 0, tiers, self._last_tier)
         return np.where(running > 0, self._noise.apply(expected, self._step_id), 0.0)
 
     def _histogram(self, batch: Batch, accepted: NDArray[np.uint8]) -> Ints:
@@ -304,10 +323,11 @@ class Server:
             sums[batch.occupied] = np.add.reduceat(values, batch.first, axis=0)
         return sums
 
-    def _max_context(self, batch: Batch, generated: NDArray[np.int32]) -> Ints:
+    def _max_context(self, batch: Batch) -> Ints:
         largest = np.zeros(self.n_envs, np.int64)
         if len(batch.at):
-            largest[batch.occupied] = np.maximum.reduceat(batch.prompt_tokens + generated, batch.first)
+            context = batch.prompt_tokens + self._batching.slots.generated[batch.at]
+            largest[batch.occupied] = np.maximum.reduceat(context, batch.first)
         return largest
 
     def _finish(self, at: Ints, envs: Ints) -> FinishedRequests:
@@ -326,28 +346,3 @@ class Server:
             first_token_ns=requests["first_token_ns"],
             finish_ns=batching.time_ns[envs],
         )
-
-
-class _BeforeStep:
-    """What a step reports of the time before it, copied before the next batch is formed."""
-
-    __slots__ = (
-        "after_idle",
-        "after_prefill",
-        "context_tokens",
-        "idle_ms",
-        "kv_tokens",
-        "prefill_ms",
-        "retracted",
-        "waiting",
-    )
-
-    def __init__(self, batching: Batching) -> None:
-        self.after_idle = batching.idle_ns > 0
-        self.after_prefill = batching.prefill_ns > 0
-        self.idle_ms = batching.idle_ns.astype(np.float64) * 1e-6
-        self.prefill_ms = batching.prefill_ns.astype(np.float64) * 1e-6
-        self.context_tokens = batching.context_tokens.copy()
-        self.kv_tokens = batching.kv_tokens
-        self.waiting = batching.queue.length.copy()
-        self.retracted = batching.retracted.copy()

@@ -59,8 +59,10 @@ class Batching:
             SimulationError: a request that the server can never hold.
 
         """
-        for values in (self.idle_ns, self.prefill_ns, self.retracted):
-            values[where] = 0
+        # New arrays: the old ones belong to the step that they came before.
+        self.idle_ns = np.where(where, 0, self.idle_ns)
+        self.prefill_ns = np.where(where, 0, self.prefill_ns)
+        self.retracted = np.where(where, 0, self.retracted)
         self._receive(where)
         empty = where & (self.in_system == 0)
         if empty.any():

@@ -114,23 +114,19 @@ class StepResult:
     """One decode step of every environment; shape (N,) unless said otherwise.
 
     An environment whose workload has ended and that is empty makes no step: ``batch_size`` is 0 there, and
-    ``exhausted`` is set from the step that emptied it on. ``idle_ms`` and ``prefill_ms`` passed between
-    the step before and this one; ``step_ms`` is the step alone and counts as measured only where
-    ``step_ms_valid``. ``output_tokens`` are the step's, cut off at the lengths asked for.
-    ``accepted_histogram``, shape (N, K + 1), counts requests by accepted drafts. Contexts,
-    ``waiting_requests`` and ``kv_use_ratio`` are those that the step ran with. ``time_ns`` is the time at
-    its end.
+    ``exhausted`` is set from the step that emptied it on. ``idle_ns`` and ``prefill_ns`` passed between the
+    step before and this one; ``step_ms`` is the step alone. ``output_tokens`` are the step's, cut off at the
+    lengths asked for. ``accepted_histogram``, shape (N, K + 1), counts requests by accepted drafts. Contexts,
+    ``waiting_requests`` and ``kv_use_ratio`` are those that the step ran with, and ``retracted_requests``
+    were so before it. ``time_ns`` is the time at its end.
     """
 
     step_id: Ints
     batch_size: Ints
     num_steps: Ints
     step_ms: Floats
-    step_ms_valid: Flags
-    idle_ms: Floats
-    prefill_ms: Floats
-    after_idle: Flags
-    after_prefill: Flags
+    idle_ns: Ints
+    prefill_ns: Ints
     output_tokens: Ints
     accepted_histogram: Ints
     sum_seq_len_tokens: Ints
@@ -143,6 +139,31 @@ class StepResult:
     time_ns: Ints
     live: LiveRequests
     finished: FinishedRequests
+
+    @property
+    def idle_ms(self) -> Floats:
+        """Time with nothing to do before the step."""
+        return self.idle_ns.astype(np.float64) * 1e-6
+
+    @property
+    def prefill_ms(self) -> Floats:
+        """Time of prefill before the step."""
+        return self.prefill_ns.astype(np.float64) * 1e-6
+
+    @property
+    def after_idle(self) -> Flags:
+        """Whether there was nothing to do before the step."""
+        return self.idle_ns > 0
+
+    @property
+    def after_prefill(self) -> Flags:
+        """Whether prefill ran between the step before and this one."""
+        return self.prefill_ns > 0
+
+    @property
+    def step_ms_valid(self) -> Flags:
+        """Whether an engine can measure the step's time: it followed at once upon another decode step."""
+        return np.asarray((self.batch_size > 0) & (self.idle_ns + self.prefill_ns == 0))
 
 
 @dataclass(frozen=True, slots=True)
