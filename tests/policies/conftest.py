@@ -61,3 +61,24 @@ def make_step() -> Callable[..., StepObservation]:
         )
 
     return make
+
+
+class Draws:
+    """Stands for a generator: gives the numbers that a test names, in order, and no more."""
+
+    def __init__(self, integers: Sequence[int] = (), random: Sequence[float] = ()) -> None:
+        self._integers, self._random = iter(integers), iter(random)
+
+    def integers(self, high: int) -> int:
+        drawn = next(self._integers)
+        assert 0 <= drawn < high
+        return drawn
+
+    def random(self) -> float:
+        return next(self._random)
+
+
+@pytest.fixture
+def draws() -> Callable[..., Draws]:
+    """``draws(integers=[...], random=[...])``: a generator of given numbers."""
+    return Draws
