@@ -29,9 +29,14 @@ _RULES = {
     "greedy": "specgov.policies.greedy:Greedy",
     "thompson": "specgov.policies.thompson:Thompson",
     "throughput_aware": "specgov.policies.throughput_aware:ThroughputAware",
+    "nightjar": "specgov.policies.nightjar:Nightjar",
+    "banditspec": "specgov.policies.banditspec:BanditSpec",
+    "turbospec": "specgov.policies.turbospec:TurboSpec",
     "ucb": "specgov.policies.ucb:Ucb",
     "discounted_ucb": "specgov.policies.ucb:DiscountedUcb",
     "sliding_ucb": "specgov.policies.ucb:SlidingUcb",
+    "exp3": "specgov.policies.exp3:Exp3",
+    "linucb": "specgov.policies.linucb:LinUcb",
 }
 
 _EXPECTED = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
