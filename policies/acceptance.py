@@ -35,6 +35,8 @@ Floats = NDArray[np.float64]
 
 _ANONYMOUS_SLOT = 0
 _LARGEST_LOGIT = 7.0
+_LARGEST_TILT_STEP = 2.0
+_LEAST_ACCEPTANCE = 1e-4
 _NEWCOMER_NODES = np.sqrt(3.0) * np.array([-1.0, 0.0, 1.0])
 _NEWCOMER_WEIGHTS = np.array([1.0, 4.0, 1.0]) / 6.0
 
@@ -61,7 +63,7 @@ class AcceptanceConfig:
     anonymous_memory_steps: float = 40.0
     server_memory_steps: float = 2_000.0
     free_after_steps: int = 1_000
-    change: ChangeConfig = field(default_factory=ChangeConfig)
+    change: ChangeConfig = field(default_factory=lambda: ChangeConfig(clip=6.0))
     kept_after_change: float = 0.1
 
 
@@ -77,7 +79,8 @@ class AcceptanceEstimator:
     def __init__(self, num_positions: int, config: AcceptanceConfig | None = None) -> None:
         self.config = config or AcceptanceConfig()
         self.num_positions = num_positions
-        self._positions = np.arange(num_positions)
+        self._identity = np.eye(num_positions)
+        self._upto = np.tri(num_positions + 1, num_positions, -1).T.copy()
         self._prior_covariance = _prior_covariance(num_positions, self.config)
         self._detector = ChangeDetector(self.config.change)
         self._allocate(256)
@@ -92,14 +95,18 @@ class AcceptanceEstimator:
         self._last_step[:] = -1
         self._step_id = -1
         self._live_requests = 0
-        self._live = np.empty(0, dtype=np.intp)
+        self._posterior = self._infer(np.zeros((len(self._table), 0)))
         self._detector.restart()
-        self._posterior: _Posterior | None = None
 
     @property
     def changes(self) -> int:
         """Changes found so far."""
         return self._detector.alarms
+
+    @property
+    def suspicion(self) -> float:
+        """How near the change detector is to an alarm, 0 to 1."""
+        return self._detector.suspicion
 
     @property
     def server_acceptance(self) -> Floats:
@@ -113,36 +120,29 @@ class AcceptanceEstimator:
 
     def observe(self, step: StepObservation) -> bool:
         """Learn from a step; True if it revealed a change, after which memory is short."""
-        slots, generations, anonymous = self._rows_of(step)
-        self._age(slots, generations, step.step_id, anonymous)
-        self._live, self._live_requests, self._step_id = slots, len(step.accepted), step.step_id
-        self._posterior = None
+        slots, generations, anonymous = self._slots_of(step)
+        rows = self._aged_rows(slots, generations, step.step_id, anonymous)
+        self._live_requests, self._step_id = len(step.accepted), step.step_id
         num_steps = min(step.num_steps, self.num_positions)
-        if num_steps == 0 or len(step.accepted) == 0:
-            return False
-        accepted = np.minimum(step.accepted, num_steps)[:, None]
-        successes = (self._positions < accepted).astype(np.float64)
-        trials = (self._positions < np.minimum(accepted + 1, num_steps)).astype(np.float64)
-        if anonymous:
-            successes, trials = successes.sum(0, keepdims=True), trials.sum(0, keepdims=True)
-        changed = self._detector.update(self._learn_server(slots, successes, trials))
-        if changed:
-            self._shorten_memory()
-        self._successes[slots] += successes
-        self._trials[slots] += trials
-        self._posterior = self._infer()
-        self._mean[slots] = self._posterior.mean
-        self._tilt_variance[slots] = self._posterior.tilt_variance
-        if not anonymous:
+        seen, changed = num_steps > 0 and len(step.accepted) > 0, False
+        if seen:
+            successes, trials = self._censored(step.accepted, num_steps, pooled=anonymous)
+            changed = self._detector.update(self._learn_server(rows, successes, trials))
+            if changed:
+                self._shorten_memory(rows)
+            rows[self._s] += successes
+            rows[self._n] += trials
+        self._posterior = self._infer(rows)
+        self._table[:, slots] = rows
+        if seen and not anonymous:
             self._learn_request_variance(self._posterior)
         return changed
 
     def request_acceptance(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation of each live request's acceptance, both (live, num_positions)."""
-        posterior = self._current()
-        server = np.diag(self._covariance) * posterior.server_gain**2
-        tilt = posterior.tilt_gain**2 * posterior.tilt_variance[:, None]
-        return posterior.mean, np.sqrt(posterior.own_variance + tilt + server)
+        own, tilt, server = self._deviations()
+        variance = own**2 + tilt**2 + server**2 * np.diag(self._covariance)[:, None]
+        return self._posterior.mean.T, np.sqrt(variance).T
 
     def tokens(self, batch_size: int) -> Floats:
         """Expected output tokens of a batch in one step at num_steps 0 and up, shape (num_positions + 1,).
@@ -153,7 +153,7 @@ class AcceptanceEstimator:
         known, newcomers = self._split(batch_size)
         tokens = np.zeros(self.num_positions + 1)
         if known:
-            tokens += known * _accept_lengths(self._current().mean).mean(0)
+            tokens += known * _accept_lengths(self._posterior.mean).mean(1)
         if newcomers:
             tokens += newcomers * self._newcomer_accept_length(self._logits)
         return tokens
@@ -165,21 +165,19 @@ class AcceptanceEstimator:
         server = np.zeros((size, self.num_positions))
         total = np.zeros((size, size))
         if known:
-            posterior = self._current()
-            gradient = _gradient(posterior.mean)
-            scale = known / len(posterior.mean)
-            server += scale * np.einsum("rkj,rj->kj", gradient, posterior.server_gain)
-            own = gradient * np.sqrt(posterior.own_variance)[:, None, :]
-            tilt = np.matmul(gradient, posterior.tilt_gain[:, :, None])[:, :, 0]
-            tilt *= np.sqrt(posterior.tilt_variance)[:, None]
-            own = own.transpose(1, 0, 2).reshape(size, -1)
-            total += scale**2 * (own @ own.T + tilt.T @ tilt)
+            own, tilt, common = self._deviations()
+            gradient = _gradient(self._posterior.mean)
+            scale = known / own.shape[1]
+            server += scale * np.einsum("kjr,jr->kj", gradient, common)
+            by_position = (gradient * own).reshape(size, -1)
+            by_request = np.einsum("kjr,jr->kr", gradient, tilt)
+            total += scale**2 * (by_position @ by_position.T + by_request @ by_request.T)
         if newcomers:
-            mean = _sigmoid(self._logits)[None, :]
-            slope = _gradient(mean)[0] * mean * (1 - mean)
+            mean = _sigmoid(self._logits)
+            slope = _gradient(mean[:, None])[:, :, 0] * mean * (1 - mean)
             server += newcomers * slope
-            tilt = slope.sum(1)
-            total += newcomers * self._request_variance * np.outer(tilt, tilt)
+            shift = slope.sum(1)
+            total += newcomers * self._request_variance * np.outer(shift, shift)
         return total + server @ self._covariance @ server.T
 
     def sample_tokens(self, batch_size: int, rng: np.random.Generator, temperature: float = 1.0) -> Floats:
@@ -194,17 +192,15 @@ class AcceptanceEstimator:
     # -- rows: one a slot ------------------------------------------------------------------------
 
     def _allocate(self, slots: int) -> None:
-        shape = (slots, self.num_positions)
-        self._successes = np.zeros(shape)
-        self._trials = np.zeros(shape)
-        self._mean = np.zeros(shape)
-        self._tilt_variance = np.zeros(slots)
+        """A slot's column holds successes, trials and mean by position, then the tilt and its variance."""
+        count = self.num_positions
+        self._s, self._n, self._m = (slice(i * count, (i + 1) * count) for i in range(3))
+        self._table = np.zeros((3 * count + 2, slots))
         self._generation = np.zeros(slots, dtype=np.int64)
         self._last_step = np.full(slots, -1, dtype=np.int64)
 
-    def _rows_of(self, step: StepObservation) -> tuple[NDArray[np.intp], NDArray[np.uint8], bool]:
-        anonymous = len(step.slots) != len(step.accepted)
-        if anonymous:
+    def _slots_of(self, step: StepObservation) -> tuple[NDArray[np.intp], NDArray[np.uint8], bool]:
+        if len(step.slots) != len(step.accepted):
             return np.array([_ANONYMOUS_SLOT]), np.zeros(1, np.uint8), True
         slots = step.slots.astype(np.intp)
         largest = int(slots.max(initial=0))
@@ -213,118 +209,105 @@ class AcceptanceEstimator:
         return slots, step.generations, False
 
     def _grow(self, slots: int) -> None:
-        old = (
-            self._successes,
-            self._trials,
-            self._mean,
-            self._tilt_variance,
-            self._generation,
-            self._last_step,
-        )
+        old = self._table, self._generation, self._last_step
         self._allocate(max(slots, 2 * len(self._last_step)))
-        new = (
-            self._successes,
-            self._trials,
-            self._mean,
-            self._tilt_variance,
-            self._generation,
-            self._last_step,
-        )
-        for source, target in zip(old, new, strict=True):
-            target[: len(source)] = source
+        for source, target in zip(old, (self._table, self._generation, self._last_step), strict=True):
+            target[..., : source.shape[-1]] = source
 
-    def _age(
+    def _aged_rows(
         self, slots: NDArray[np.intp], generations: NDArray[np.uint8], step_id: int, anonymous: bool
-    ) -> None:
-        """Discount the rows by the steps since they were last seen; empty those of new requests."""
+    ) -> Floats:
+        """The rows, discounted by the steps since they were last seen, those of new requests empty."""
         memory = self.config.anonymous_memory_steps if anonymous else self.config.request_memory_steps
-        gap = step_id - self._last_step[slots]
-        fresh = (self._last_step[slots] < 0) | (gap < 0) | (gap > self.config.free_after_steps)
+        rows, last = self._table[:, slots], self._last_step[slots]
+        gap = step_id - last
+        fresh = (last < 0) | (gap < 0) | (gap > self.config.free_after_steps)
         fresh |= self._generation[slots] != generations
-        kept = np.where(fresh, 0.0, np.exp(-np.maximum(gap, 0) / memory))[:, None]
-        self._successes[slots] *= kept
-        self._trials[slots] *= kept
-        self._generation[slots] = generations
+        rows[: 2 * self.num_positions] *= np.exp(np.minimum(-gap, 0) / memory)
+        if fresh.any():
+            rows[:, fresh] = 0.0
+            rows[self._m, fresh] = _sigmoid(self._logits)[:, None]
+            rows[-1, fresh] = self._request_variance
+            self._generation[slots] = generations
         self._last_step[slots] = step_id
-        new = slots[fresh]
-        if len(new):
-            self._mean[new] = _sigmoid(self._logits)
-            self._tilt_variance[new] = self._request_variance
-        elapsed = min(max(step_id - self._step_id, 0), 10_000) if self._step_id >= 0 else 0
+        elapsed = max(step_id - self._step_id, 0) if self._step_id >= 0 else 0
         growth = min(elapsed / self.config.server_memory_steps, 1.0)
         self._covariance += growth * (self._prior_covariance - self._covariance)
+        return rows
 
     # -- learning --------------------------------------------------------------------------------
 
-    def _learn_server(self, slots: NDArray[np.intp], successes: Floats, trials: Floats) -> float:
-        """Filter the server's logits with a step's residuals; returns the step's standardised innovation."""
-        mean = self._mean[slots]
+    def _censored(self, accepted: NDArray[np.uint8], num_steps: int, pooled: bool) -> tuple[Floats, Floats]:
+        """Successes and trials of a step by row and position: nothing is seen after the first rejection."""
+        count = np.minimum(accepted, num_steps).astype(np.intp)
+        successes = self._upto[:, count]
+        trials = self._upto[:, np.minimum(count + 1, num_steps)]
+        if pooled:
+            return successes.sum(1, keepdims=True), trials.sum(1, keepdims=True)
+        return successes, trials
+
+    def _learn_server(self, rows: Floats, successes: Floats, trials: Floats) -> float:
+        """Filter the server's logits with a step's residuals; returns the step's standardised innovation.
+
+        A request's residuals tell of the server as far as its own tilt is still unknown: an exact
+        joint filter of tilt and level would weigh them so.
+        """
+        mean, tilt_variance = rows[self._m], rows[-1]
         residual = successes - trials * mean
         variance = mean * (1 - mean)
         information = trials * variance
-        tilt_variance = self._tilt_variance[slots][:, None]
-        trust = 1.0 / (1.0 + variance * tilt_variance)
-        total_residual = (residual * trust).sum(0)
-        total_information = (information * trust).sum(0)
-        by_request = information.sum(1)
-        spread = by_request.sum() + (by_request**2 * tilt_variance[:, 0]).sum()
-        sums = information.sum(0)
-        spread += float(sums @ self._covariance @ sums)
-        eye = np.eye(self.num_positions)
-        self._covariance = np.linalg.solve(eye + self._covariance * total_information, self._covariance)
-        self._covariance = (self._covariance + self._covariance.T) / 2
-        self._logits = np.clip(
-            self._logits + self._covariance @ total_residual, -_LARGEST_LOGIT, _LARGEST_LOGIT
-        )
+        unexplained = np.minimum(tilt_variance / self._request_variance, 1.0)
+        trust = unexplained / (1.0 + variance * tilt_variance)
+        total_information = (information * trust) @ unexplained
+        by_request, by_position = information.sum(0), information @ unexplained
+        spread = by_request.sum() + by_request**2 @ tilt_variance
+        spread += by_position @ self._covariance @ by_position
+        gain = np.linalg.solve(self._identity + self._covariance * total_information, self._covariance)
+        self._covariance = (gain + gain.T) / 2
+        logits = self._logits + self._covariance @ (residual * trust).sum(1)
+        self._logits = np.minimum(np.maximum(logits, -_LARGEST_LOGIT), _LARGEST_LOGIT)
         return float(residual.sum() / np.sqrt(spread)) if spread > 0 else 0.0
 
     def _learn_request_variance(self, posterior: _Posterior) -> None:
         live = len(posterior.tilt)
         rate = live / (live + 20.0 * self.config.request_memory_steps)
-        target = float(np.mean(posterior.tilt**2 + posterior.tilt_variance))
+        target = float((posterior.tilt**2 + posterior.tilt_variance).sum()) / live
         self._request_variance += rate * (min(max(target, 0.02), 4.0) - self._request_variance)
 
-    def _shorten_memory(self) -> None:
-        kept = self.config.kept_after_change
-        self._successes *= kept
-        self._trials *= kept
+    def _shorten_memory(self, rows: Floats) -> None:
+        kept, counts = self.config.kept_after_change, slice(0, 2 * self.num_positions)
+        rows[counts] *= kept
+        self._table[counts] *= kept
         self._covariance = kept * self._covariance + (1 - kept) * self._prior_covariance
 
-    # -- inference -------------------------------------------------------------------------------
-
-    def _current(self) -> _Posterior:
-        if self._posterior is None:
-            self._posterior = self._infer()
-            self._mean[self._live] = self._posterior.mean
-            self._tilt_variance[self._live] = self._posterior.tilt_variance
-        return self._posterior
-
-    def _infer(self) -> _Posterior:
-        """Posteriors of the live rows: two Newton steps for the tilts, then each position's Beta."""
-        successes, trials = self._successes[self._live], self._trials[self._live]
-        precision = 1.0 / self._request_variance
-        tilt = np.zeros(len(successes))
-        for _ in range(2):
-            prior = _sigmoid(self._logits + tilt[:, None])
-            residual = successes - trials * prior
-            information = trials * prior * (1 - prior)
-            total = information.sum(1) + precision
-            tilt = tilt + np.clip((residual.sum(1) - tilt * precision) / total, -2.0, 2.0)
-        others = total[:, None] - information
-        prior = _sigmoid(self._logits + tilt[:, None] - residual / others)
+    def _infer(self, rows: Floats) -> _Posterior:
+        """Posteriors of rows, which take them in: a Newton step for the tilts, then each position's Beta."""
+        successes, trials, tilt = rows[self._s], rows[self._n], rows[-2]
+        logits, precision = self._logits[:, None], 1.0 / self._request_variance
+        prior = _sigmoid(logits + tilt)
+        expected = trials * prior
+        total = (expected * (1 - prior)).sum(0) + precision
+        step = ((successes - expected).sum(0) - tilt * precision) / total
+        tilt = tilt + np.minimum(np.maximum(step, -_LARGEST_TILT_STEP), _LARGEST_TILT_STEP)
+        prior = _sigmoid(logits + tilt)
+        expected = trials * prior
+        information = expected * (1 - prior)
+        total = information.sum(0) + precision
+        prior = _sigmoid(logits + tilt - (successes - expected) / (total - information))
         strength = self.config.concentration
-        weight = strength / (trials + strength)
-        mean = weight * prior + (1 - weight) * successes / np.maximum(trials, 1e-9)
-        mean = np.clip(mean, 1e-4, 1 - 1e-4)
-        gain = weight * prior * (1 - prior)
-        return _Posterior(
-            mean=mean,
-            own_variance=mean * (1 - mean) / (trials + strength + 1),
-            tilt=tilt,
-            tilt_variance=1.0 / total,
-            tilt_gain=gain,
-            server_gain=gain * (precision / total)[:, None],
-        )
+        mean = (successes + strength * prior) / (trials + strength)
+        mean = np.minimum(np.maximum(mean, _LEAST_ACCEPTANCE), 1 - _LEAST_ACCEPTANCE)
+        rows[self._m], rows[-2], rows[-1] = mean, tilt, 1.0 / total
+        return _Posterior(mean, prior, trials, tilt, 1.0 / total, precision / total)
+
+    def _deviations(self) -> tuple[Floats, Floats, Floats]:
+        """How each live acceptance may deviate, each (num_positions, live): standard deviations by its own
+        position and by its request's tilt, and its derivative by the server's logit.
+        """
+        posterior, strength = self._posterior, self.config.concentration
+        own = np.sqrt(posterior.mean * (1 - posterior.mean) / (posterior.trials + strength + 1))
+        gain = strength / (posterior.trials + strength) * posterior.prior * (1 - posterior.prior)
+        return own, gain * np.sqrt(posterior.tilt_variance), gain * posterior.unexplained
 
     def _split(self, batch_size: int) -> tuple[int, int]:
         known = min(batch_size, self._live_requests)
@@ -332,19 +315,24 @@ class AcceptanceEstimator:
 
     def _newcomer_accept_length(self, logits: Floats) -> Floats:
         tilts = np.sqrt(self._request_variance) * _NEWCOMER_NODES
-        return _NEWCOMER_WEIGHTS @ _accept_lengths(_sigmoid(logits + tilts[:, None]))
+        return _accept_lengths(_sigmoid(logits[:, None] + tilts)) @ _NEWCOMER_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
 class _Posterior:
-    """Posteriors of the live rows; gains are derivatives of the mean by a common logit shift."""
+    """Posteriors of the live requests, (num_positions, live) and (live,).
+
+    ``prior`` is a position's mean by all but its own counts.
+
+    ``unexplained`` is the share of a common shift of all logits that a request's own counts do not take up.
+    """
 
     mean: Floats
-    own_variance: Floats
+    prior: Floats
+    trials: Floats
     tilt: Floats
     tilt_variance: Floats
-    tilt_gain: Floats
-    server_gain: Floats
+    unexplained: Floats
 
 
 def _prior_covariance(num_positions: int, config: AcceptanceConfig) -> Floats:
@@ -359,15 +347,16 @@ def _sigmoid(x: Floats) -> Floats:
 
 
 def _accept_lengths(acceptance: Floats) -> Floats:
-    """As ``model.expected_accept_length``, for rows, in fewer temporaries."""
-    lengths = np.ones((len(acceptance), acceptance.shape[1] + 1))
-    np.cumsum(np.cumprod(acceptance, axis=1), axis=1, out=lengths[:, 1:])
-    lengths[:, 1:] += 1.0
+    """As ``model.expected_accept_length``, for columns: (K, requests) to (K + 1, requests)."""
+    lengths = np.ones((len(acceptance) + 1, acceptance.shape[1]))
+    survival = lengths[0].copy()
+    for position, column in enumerate(acceptance):
+        survival *= column
+        np.add(lengths[position], survival, out=lengths[position + 1])
     return lengths
 
 
 def _gradient(acceptance: Floats) -> Floats:
-    """Derivative of each row's accept length at k by its acceptance at j, shape (rows, K + 1, K)."""
+    """Derivative of each column's accept length at k by its acceptance at j, shape (K + 1, K, requests)."""
     lengths = _accept_lengths(acceptance)
-    tail = lengths[:, :, None] - lengths[:, None, :-1]
-    return np.maximum(tail, 0.0) / acceptance[:, None, :]
+    return np.maximum(lengths[:, None, :] - lengths[None, :-1, :], 0.0) / acceptance

@@ -72,6 +72,11 @@ class ChangeDetector:
         self.restart()
         return True
 
+    @property
+    def suspicion(self) -> float:
+        """How near an alarm is, 0 to 1."""
+        return min(max(self._up, self._down) / self._threshold, 1.0)
+
     def restart(self) -> None:
         """Drop what has been summed so far."""
         self._up = self._down = 0.0

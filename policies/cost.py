@@ -32,7 +32,9 @@ Floats = NDArray[np.float64]
 
 _NODES_PER_OCTAVE = 2
 _FORGET_EVERY_STEPS = 16
-_LARGEST_MODELLED_BATCH = 4_096
+_LARGEST_MODELLED_BATCH = 1_024
+_PREDICTION_RESOLUTION = 0.003
+_JITTER = 1e-6
 _CONTEXT_RESOLUTION = 0.05
 _PROBE_CONTEXT_TOKENS = 1.0
 
@@ -52,13 +54,14 @@ class CostConfig:
     scale_sd: float = 1.0
     batch_sd: float = 0.35
     batch_octaves: float = 2.0
-    depth_sd: float = 0.25
+    depth_sd: float = 0.4
     cell_sd: float = 0.02
     attention_sd: float = 0.7
+    prior_evidence: float = 2.0
     noise_sd: float = 0.05
     least_noise_sd: float = 0.01
     student_df: float = 4.0
-    memory_steps: float = 10_000.0
+    memory_steps: float = 50_000.0
     kept_after_change: float = 0.3
     change: ChangeConfig = field(default_factory=ChangeConfig)
 
@@ -132,7 +135,11 @@ class CostEstimator:
         self._covariance = self._prior_covariance.copy()
         self._noise = self.config.noise_sd**2
         self._since_forgetting = 0
+        self._surprise = self._evidence = self.config.prior_evidence
+        self._met_step = False
         self._detector.restart()
+        self._predicted_ms: Floats | None = None
+        self._moved = 0.0
 
     @property
     def changes(self) -> int:
@@ -161,22 +168,35 @@ class CostEstimator:
         return self._filter(grid, tier, float(np.log(step.step_ms)))
 
     def predict(self, mean_context_tokens: float) -> Floats:
-        """Expected step time in ms by grid batch size and tier, shape (G, number of tiers)."""
+        """Expected step time in ms by grid batch size and tier, shape (G, number of tiers).
+
+        Made again once the estimates have moved by ``_PREDICTION_RESOLUTION``; not to be written to.
+        """
         self._refresh(mean_context_tokens)
-        return self._monotone(self._ms(self._mean))
+        if self._predicted_ms is None or self._moved > _PREDICTION_RESOLUTION:
+            self._predicted_ms = self._monotone(self._ms(self._mean))
+            self._moved = 0.0
+        return self._predicted_ms
 
     def log_covariance(self, grid_index: int) -> Floats:
         """Covariance of the log step time between tiers at a grid batch size, shape (tiers, tiers)."""
-        rows = self._rows(grid_index)
-        return np.asarray(rows @ self._covariance @ rows.T)
+        tiers = np.arange(len(self._tiers))
+        low = int(self._node[grid_index]) * len(tiers) + tiers
+        states = np.concatenate([low, low + len(tiers), [len(self._mean) - 1]])
+        share, part = float(self._share[grid_index]), self._free_part(grid_index)
+        rows = np.zeros((len(tiers), len(states)))
+        rows[tiers, tiers] = (1 - share) * part
+        rows[tiers, tiers + len(tiers)] = share * part
+        rows[:, -1] = 1 - part
+        return np.asarray(rows @ self._covariance[np.ix_(states, states)] @ rows.T)
 
     def sample(
         self, mean_context_tokens: float, rng: np.random.Generator, temperature: float = 1.0
     ) -> Floats:
         """One draw from the posterior of ``predict``; ``temperature`` scales its deviations."""
         self._refresh(mean_context_tokens)
-        values, vectors = np.linalg.eigh(self._covariance)
-        deviation = vectors @ (np.sqrt(np.maximum(values, 0.0)) * rng.standard_normal(len(values)))
+        root = np.linalg.cholesky(self._covariance + _JITTER * np.eye(len(self._mean)))
+        deviation = root @ rng.standard_normal(len(self._mean))
         return np.maximum.accumulate(self._ms(self._mean + temperature * deviation), axis=1)
 
     # -- learning --------------------------------------------------------------------------------
@@ -192,14 +212,17 @@ class CostEstimator:
         trust = min(1.0, (self.config.student_df + 1) / (self.config.student_df + innovation**2 / total))
         gain = spread / (own + self._noise / trust)
         self._mean += gain * innovation
-        self._covariance -= np.outer(gain, spread)
+        self._covariance -= gain[:, None] * spread
+        self._moved += abs(innovation) * own / (own + self._noise / trust)
+        self._judge_profile(min(innovation**2 / total, 9.0), max(own - self._noise, 0.0) / total)
         seen = min(innovation**2, 9 * total) - own
         self._noise += 0.02 * (seen - self._noise) if own < self._noise else 0.0
         self._noise = max(self._noise, self.config.least_noise_sd**2)
         if not self._detector.update(innovation / np.sqrt(total)):
             return False
         kept = self.config.kept_after_change
-        self._covariance = kept * self._covariance + (1 - kept) * self._prior_covariance
+        self._covariance = kept * self._covariance + (1 - kept) * self._scaled_prior()
+        self._predicted_ms = None
         return True
 
     def _linearise(self, grid: int, tier: int) -> tuple[float, list[tuple[int, float]]]:
@@ -217,12 +240,27 @@ class CostEstimator:
             (-1, attention / total),
         ]
 
+    def _judge_profile(self, surprise: float, weight: float) -> None:
+        """Scale the prior's covariance by how far off the profile has proved (inverse-gamma posterior).
+
+        Only cells that are not yet known tell; the very first tells of the machine's speed alone.
+        """
+        if self._met_step and weight > 0:
+            before = self._surprise / self._evidence
+            self._surprise += weight * surprise
+            self._evidence += weight
+            self._covariance *= self._surprise / self._evidence / before
+        self._met_step = True
+
     def _forget_a_little(self) -> None:
         self._since_forgetting += 1
         if self._since_forgetting == _FORGET_EVERY_STEPS:
             self._since_forgetting = 0
             share = min(_FORGET_EVERY_STEPS / self.config.memory_steps, 1.0)
-            self._covariance += share * (self._prior_covariance - self._covariance)
+            self._covariance += share * (self._scaled_prior() - self._covariance)
+
+    def _scaled_prior(self) -> Floats:
+        return self._prior_covariance * (self._surprise / self._evidence)
 
     # -- predicting ------------------------------------------------------------------------------
 
@@ -232,6 +270,7 @@ class CostEstimator:
             return
         self._context = max(mean_context_tokens, 0.0)
         self._attention_ms = np.maximum(self._profile_ms(self._context) - self._free_ms, 0.0)
+        self._predicted_ms = None
 
     def _profile_ms(self, mean_context_tokens: float) -> Floats:
         batch = self.batch_sizes[:, None]
@@ -251,13 +290,12 @@ class CostEstimator:
             ms[grid] = _isotonic(ms[grid], 1.0 / variance)
         return ms
 
-    def _rows(self, grid: int) -> Floats:
-        tiers = len(self._tiers)
-        rows = np.zeros((tiers, len(self._mean)))
-        for tier in range(tiers):
-            for index, weight in self._linearise(grid, tier)[1]:
-                rows[tier, index] += weight
-        return rows
+    def _free_part(self, grid: int) -> Floats:
+        """Share of the step time, by tier, that does not depend on context."""
+        node, share = int(self._node[grid]), float(self._share[grid])
+        correction = self._mean[:-1].reshape(self._nodes, len(self._tiers))
+        free = self._free_ms[grid] * np.exp((1 - share) * correction[node] + share * correction[node + 1])
+        return np.asarray(free / (free + self._attention_ms[grid] * np.exp(self._mean[-1])))
 
 
 def _batch_grid(engine: EngineSpec) -> NDArray[np.int64]:
@@ -279,7 +317,7 @@ def _prior_covariance(nodes: int, tiers: NDArray[np.int64], config: CostConfig) 
     octave = np.arange(nodes) / _NODES_PER_OCTAVE
     near = np.exp(-((octave[:, None] - octave[None, :]) ** 2) / (2 * config.batch_octaves**2))
     depth = np.log2(1.0 + tiers)
-    walk = np.minimum(depth[:, None], depth[None, :]) - 0.0
+    walk = np.minimum(depth[:, None], depth[None, :])
     ones = np.ones((len(tiers), len(tiers)))
     by_cell = config.scale_sd**2 + config.batch_sd**2 * np.kron(near, ones)
     by_cell = by_cell + config.depth_sd**2 * np.kron(0.5 + 0.5 * near, walk)

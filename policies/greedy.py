@@ -37,6 +37,8 @@ from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError
 
 Floats = NDArray[np.float64]
 
+_SUSPICION = 0.3
+
 
 @final
 class Greedy:
@@ -54,8 +56,9 @@ class Greedy:
         largest_margin: float = 0.01
         horizon_steps: float = 200.0
         probe_every_steps: int = 6
-        blind_steps: int = 50
-        largest_blind_steps: int = 400
+        blind_cost: float = 0.0025
+        blind_steps: int = 25
+        largest_blind_steps: int = 200
         cold_draft_margin: float = 0.03
 
         def __post_init__(self) -> None:
@@ -76,7 +79,6 @@ class Greedy:
         self._current = np.full(len(self.model.cost.batch_sizes), -1, dtype=np.intp)
         self._since_probe = 0
         self._blind_for = 0
-        self._blind_limit = 0
         self._restart_probes()
 
     def observe(self, step: StepObservation) -> None:
@@ -89,10 +91,9 @@ class Greedy:
     def choose(self, batch: BatchView) -> Choice:
         """The best tier for every batch size, or one step of a probe for the batch's own."""
         rates = self.model.rates(batch)
-        spread = self.model.log_ratio_sd(rates)
-        held = self._settle(rates, spread)
+        held = self._settle(rates)
         choices, reason = self._current, Reason.HOLD if held else Reason.POLICY
-        probe = self._probe(rates, spread)
+        probe = self._probe(rates)
         if probe is not None:
             choices, reason = self._with_probe(rates.grid, probe), Reason.EXPLORATION
         return Choice(self.model.ranges(choices), reason, 1.0, rates.tokens, rates.ms[rates.grid])
@@ -106,39 +107,45 @@ class Greedy:
         """Acceptance of a typical request by position, spread between requests, noise, changes found."""
         return self.model.estimates()
 
-    def _settle(self, rates: Rates, spread: Floats) -> bool:
+    def _settle(self, rates: Rates) -> bool:
         """Move batch sizes to their best tier where that pays; True if the asked one stays with another."""
         config, grid = self._config, rates.grid
         best = np.argmax(rates.log_rate, axis=1)
         rows = np.arange(len(best))
         new = self._current < 0
         margin = np.full(len(best), config.margin)
-        if not new[grid]:
-            doubt = config.doubt * float(spread[self._current[grid], best[grid]])
-            margin[grid] = min(config.margin + doubt, config.largest_margin)
+        if not new[grid] and best[grid] != self._current[grid]:
+            doubt = float(self.model.log_ratio_sd(rates)[self._current[grid], best[grid]])
+            margin[grid] = min(config.margin + config.doubt * doubt, config.largest_margin)
         moves = new | (rates.log_rate[rows, best] > rates.log_rate[rows, self._current] + margin)
         self._current = np.where(moves, best, self._current)
         return bool(self._current[grid] != best[grid])
 
-    def _probe(self, rates: Rates, spread: Floats) -> int | None:
+    def _probe(self, rates: Rates) -> int | None:
         """Index of a tier worth one step, None where there is none."""
         current = int(self._current[rates.grid])
-        others = np.flatnonzero(np.arange(len(spread)) != current)
+        others = np.flatnonzero(np.arange(len(self.model.tiers)) != current)
         if not len(others) or self._since_probe < self._config.probe_every_steps:
             return None
+        self._since_probe = 0
         log_rate = rates.log_rate[rates.grid]
         loss = np.maximum(log_rate[current] - log_rate[others], 0.0)
-        gain = (
-            self._config.horizon_steps * self._knowledge_gradient(rates, spread[current, others], loss) - loss
-        )
+        spread = self.model.log_ratio_sd(rates)[current, others]
+        gain = self._config.horizon_steps * self._knowledge_gradient(rates, spread, loss) - loss
         if gain.max() > 0:
-            self._since_probe = 0
             return int(others[np.argmax(gain)])
-        if self.model.tiers[current] == 0 and self._blind_for >= self._blind_limit:
-            self._since_probe = self._blind_for = 0
-            self._blind_limit = min(2 * self._blind_limit, self._config.largest_blind_steps)
-            return int(others[np.argmax(log_rate[others])])
+        if self.model.tiers[current] == 0 and self._is_blind(float(loss.min())):
+            self._blind_for = 0
+            return int(others[np.argmin(loss)])
         return None
+
+    def _is_blind(self, loss: float) -> bool:
+        """Whether tier 0 has been kept for so long that a probe that loses ``loss`` is due."""
+        config = self._config
+        if self.model.acceptance.suspicion > _SUSPICION:
+            return True
+        wait = min(max(loss / config.blind_cost, config.blind_steps), config.largest_blind_steps)
+        return self._blind_for >= wait * (1 if self._engine.draft_kv_stays_warm else 4)
 
     def _knowledge_gradient(self, rates: Rates, spread: Floats, loss: Floats) -> Floats:
         noise = self.model.cost.noise_sd**2 + 0.5 / rates.batch_size
@@ -155,11 +162,7 @@ class Greedy:
         return choices
 
     def _restart_probes(self) -> None:
-        cold = not self._engine.draft_kv_stays_warm
         self._since_probe = self._blind_for = 0
-        self._blind_limit = min(
-            self._config.blind_steps * (4 if cold else 1), self._config.largest_blind_steps
-        )
 
 
 def _expected_excess(z: Floats) -> Floats:

@@ -48,6 +48,8 @@ class RateModel:
         self._charge = np.where(
             (self.tiers == 0) & (not context.engine.draft_kv_stays_warm), cold_draft_margin, 0.0
         )
+        self._choices: NDArray[np.intp] | None = None
+        self._ranges: tuple[TierRange, ...] = ()
         self._starts = np.concatenate([[1], self.cost.batch_sizes[:-1] + 1]).tolist()
 
     def observe(self, step: StepObservation) -> bool:
@@ -79,7 +81,11 @@ class RateModel:
 
     def ranges(self, choices: NDArray[np.intp]) -> tuple[TierRange, ...]:
         """Ranges of batch sizes from a tier's index for each row of the grid."""
-        return tier_ranges(self._engine, zip(self._starts, self.tiers[choices].tolist(), strict=True))
+        if self._choices is None or not np.array_equal(choices, self._choices):
+            self._choices = choices.copy()
+            starts = zip(self._starts, self.tiers[choices].tolist(), strict=True)
+            self._ranges = tier_ranges(self._engine, starts)
+        return self._ranges
 
     def estimates(self) -> dict[str, float]:
         """Acceptance of a typical request by position, spread between requests, noise, changes found."""

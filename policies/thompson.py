@@ -1,0 +1,116 @@
+"""Posterior sampling by epoch: the best tier of one plausible world, kept for a while, then of another.
+
+Formula: at the start of an epoch draw acceptance and step times from their posteriors (``acceptance.py``,
+``cost.py``), with deviations from the mean scaled by ``temperature``; for each batch size take the tier with
+the largest ``E[tok | k] / T(k)`` in that draw, and hold it for ``epoch_steps`` steps. A tier whose draw beats
+the one in use by less than ``margin`` is not taken. An epoch ends early when a change is found, and in its
+first steps, while little is known, epochs are short: they begin at ``first_epoch_steps`` and double.
+
+- Sampling at every step would switch at every step; by epoch the exploration is the same and the switches few
+  (Osband, Russo and Van Roy, "(More) Efficient Reinforcement Learning via Posterior Sampling", NeurIPS 2013,
+  sample by episode for that reason).
+- Tier 0 shows no acceptance: after ``blind_steps`` steps there, one step at the best positive tier.
+- Where the draft's KV cache goes cold at tier 0, tier 0 must win by ``cold_draft_margin`` more.
+
+Source: Thompson, "On the likelihood that one unknown probability exceeds another", Biometrika 1933.
+Regimes: as ``greedy``; explores more where much is unknown, and goes on exploring among tiers that are nearly
+equal, which costs little. The propensity of a choice is not known in closed form and left out.
+Defaults: see ``Config``; intervals in steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgov.policies.rate_model import RateModel, Rates
+from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, Reason, StepObservation
+
+
+@final
+class Thompson:
+    """The best tier of a world drawn from the posterior, a new one each epoch."""
+
+    name: ClassVar[str] = "thompson"
+    version: ClassVar[str] = "1"
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """Options, as in the module's docstring."""
+
+        epoch_steps: int = 32
+        first_epoch_steps: int = 4
+        temperature: float = 0.5
+        margin: float = 0.003
+        blind_steps: int = 60
+        cold_draft_margin: float = 0.03
+
+        def __post_init__(self) -> None:
+            if not 1 <= self.first_epoch_steps <= self.epoch_steps:
+                raise PolicyError("epochs must satisfy 1 <= first_epoch_steps <= epoch_steps")
+            if self.blind_steps < 1:
+                raise PolicyError(f"blind_steps must be 1 or more, not {self.blind_steps}")
+            for name in ("temperature", "margin", "cold_draft_margin"):
+                if getattr(self, name) < 0:
+                    raise PolicyError(f"{name} must be 0 or more, not {getattr(self, name)}")
+
+    def __init__(self, context: PolicyContext, config: Config) -> None:
+        self._config = config
+        self._rng = context.rng
+        self._blind_steps = config.blind_steps * (1 if context.engine.draft_kv_stays_warm else 4)
+        self.model = RateModel(context, config.cold_draft_margin)
+        self._current = np.full(len(self.model.cost.batch_sizes), -1, dtype=np.intp)
+        self._blind_for = 0
+        self._left = 0
+        self._length = config.first_epoch_steps
+
+    def observe(self, step: StepObservation) -> None:
+        """Learn from a step."""
+        if self.model.observe(step):
+            self._restart_epochs()
+        self._left -= 1
+        self._blind_for = 0 if step.num_steps > 0 else self._blind_for + 1
+
+    def choose(self, batch: BatchView) -> Choice:
+        """The tiers of this epoch, newly drawn when it begins."""
+        rates = self.model.rates(batch)
+        reason = Reason.HOLD
+        if self._left <= 0:
+            reason = self._begin_epoch(batch, rates)
+        choices = self._current
+        if self._blind_for >= self._blind_steps and self.model.tiers[choices[rates.grid]] == 0:
+            choices, reason, self._blind_for = self._peek(rates), Reason.EXPLORATION, 0
+        return Choice(self.model.ranges(choices), reason, None, rates.tokens, rates.ms[rates.grid])
+
+    def forget(self) -> None:
+        """Drop what is known of acceptance; step times stay."""
+        self.model.acceptance.forget()
+        self._restart_epochs()
+
+    def estimates(self) -> dict[str, float]:
+        """Acceptance of a typical request by position, spread between requests, noise, changes found."""
+        return self.model.estimates()
+
+    def _begin_epoch(self, batch: BatchView, rates: Rates) -> Reason:
+        config = self._config
+        self._left, self._length = self._length, min(2 * self._length, config.epoch_steps)
+        drawn = self.model.sample_rates(batch, self._rng, config.temperature).log_rate
+        best, rows = np.argmax(drawn, axis=1), np.arange(len(drawn))
+        moves = (self._current < 0) | (drawn[rows, best] > drawn[rows, self._current] + config.margin)
+        self._current = np.where(moves, best, self._current)
+        follows_mean = self._current[rates.grid] == np.argmax(rates.log_rate[rates.grid])
+        return Reason.POLICY if follows_mean else Reason.EXPLORATION
+
+    def _peek(self, rates: Rates) -> NDArray[np.intp]:
+        """The choices with the best positive tier wherever they hold tier 0."""
+        positive = np.where(self.model.tiers > 0, rates.log_rate, -np.inf)
+        at_zero = self.model.tiers[self._current] == 0
+        has_positive = bool((self.model.tiers > 0).any())
+        return np.where(at_zero & has_positive, np.argmax(positive, axis=1), self._current)
+
+    def _restart_epochs(self) -> None:
+        self._length = self._config.first_epoch_steps
+        self._left = 0
