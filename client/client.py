@@ -70,7 +70,7 @@ class StreamClient:
         rng: random.Random | None = None,
         limits: StreamLimits | None = None,
     ) -> None:
-        _check_target(target)
+        check_target(target)
         if not info.tiers:
             raise ClientError(
                 "EngineInfo.tiers is empty: name at least one num_steps that the engine has prepared"
@@ -183,7 +183,13 @@ def _stop(stream: Stream, pid: int) -> None:
         stream.stop(_STOP_S)
 
 
-def _check_target(target: str) -> None:
+def check_target(target: str) -> None:
+    """Check that a client can be made for ``target``.
+
+    Raises:
+        ClientError: it is neither an absolute socket path nor a host with a port.
+
+    """
     path = target.removeprefix("unix://")
     if path != target:
         if not path.startswith("/"):
