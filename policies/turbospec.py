@@ -68,7 +68,7 @@ class TurboSpec:
         self._cost = CostEstimator(context.engine, context.step_time)
         self._firsts = np.concatenate([[1], self._cost.batch_sizes[:-1] + 1]).tolist()
         self._current = np.full(len(self._firsts), -1)
-        self.forget()
+        self._acceptance, self._blind_steps = config.first_acceptance, 0
 
     def observe(self, step: StepObservation) -> None:
         """Move the acceptance rate, and learn the step time."""
@@ -96,8 +96,7 @@ class TurboSpec:
 
     def forget(self) -> None:
         """Acceptance starts anew; step times stay."""
-        self._acceptance = self._config.first_acceptance
-        self._blind_steps = 0
+        self._acceptance, self._blind_steps = self._config.first_acceptance, 0
 
     def estimates(self) -> dict[str, float]:
         """The acceptance rate."""
