@@ -48,6 +48,7 @@ class ServingEnv(gymnasium.Env[Observation, np.int64]):
     | step_time_valid | 1 if the step has a valid duration | 0 | 1 |
     | num_steps_0..7 | 1 for the step's tier | 0 | 1 |
     | has_tier_0..7 | 1 if the engine has the tier | 0 | 1 |
+    | draft_stays_warm | 1 if tier 0 keeps the draft's KV cache up to date | 0 | 1 |
     | acceptance_1..7 | P(draft i accepted, given those before it were) | 0 | 1 |
     | confidence_1..7 | evidence for it, 0 none to 1 | 0 | 1 |
     | accept_length_1..7 | expected accept length / 8 | 0.125 | 1 |

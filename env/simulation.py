@@ -16,6 +16,7 @@ from specgov.env.scenario import Scenario, load_scenario
 from specgov.env.server import Server
 from specgov.env.server_types import SimulationError, StepResult
 from specgov.policies.features import MAX_NUM_STEPS, Features, StepSummaries
+from specgov.policies.types import StepTime
 
 Flags = NDArray[np.bool_]
 
@@ -42,6 +43,7 @@ class ServingSimulation:
         duration_s: simulated time of an episode; none = the scenario's.
         decision_lag_steps: none = the scenario's.
         n_actions: size of the action space, at least the number of tiers; none = that number.
+        step_time: what the observation's estimates start from; none = the scenario's profile, the truth.
 
     Raises:
         ScenarioError, SimulationError: something of that cannot be used.
@@ -58,6 +60,7 @@ class ServingSimulation:
         duration_s: float | None = None,
         decision_lag_steps: int | None = None,
         n_actions: int | None = None,
+        step_time: StepTime | None = None,
     ) -> None:
         self.scenario = load_scenario(scenario) if isinstance(scenario, str) else scenario
         engine = self.scenario.engine
@@ -74,7 +77,7 @@ class ServingSimulation:
         self.server: Server = self.scenario.build(n, seed)
         self._horizon_ns = round((duration_s or self.scenario.duration_s) * 1e9)
         self._kv_is_known = engine.kv_capacity_tokens > 0
-        self._features = Features(engine, self.scenario.profile.step_time, n)
+        self._features = Features(engine, step_time or self.scenario.profile.step_time, n)
         self._reward = make_reward(reward, n, reward_options)
         # Decisions on their way: column i applies i steps from now. The engine begins with its smallest tier.
         self._pending = np.full((n, lag), self.tiers[0])

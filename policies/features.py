@@ -17,8 +17,9 @@ Estimates, per engine:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +92,7 @@ BLOCKS = (
     Block("step_time_valid", "1 if the step has a valid duration", 0.0, 1.0),
     Block("num_steps", "1 for the step's tier", 0.0, 1.0, _ALL_TIERS),
     Block("has_tier", "1 if the engine has the tier", 0.0, 1.0, _ALL_TIERS),
+    Block("draft_stays_warm", "1 if tier 0 keeps the draft's KV cache up to date", 0.0, 1.0),
     Block("acceptance", "P(draft i accepted, given those before it were)", 0.0, 1.0, _SPECULATING),
     Block("confidence", "evidence for it, 0 none to 1", 0.0, 1.0, _SPECULATING),
     Block("accept_length", "expected accept length / 8", 0.125, 1.0, _SPECULATING),
@@ -115,6 +117,13 @@ def _slices() -> dict[str, slice]:
 
 
 _AT = _slices()
+
+
+def entries_of(block: str) -> slice:
+    """Where the entries of ``block`` (a name of ``BLOCKS``) stand in an observation."""
+    return _AT[block]
+
+
 _LOGARITHMS = slice(_AT["batch_size"].start, _AT["steps_since_speculation"].stop)
 _LOG_UNITS = np.array([8.0, 8.0, 8.0, 16.0, 16.0, 8.0])
 _PLAIN = slice(_AT["live_share"].start, _AT["step_time_valid"].stop)
@@ -217,6 +226,7 @@ class Features:
         self._step_time = step_time
         self._graph_sizes = np.array(engine.graph_batch_sizes, dtype=np.int64)
         self._has_tier = np.isin(_TIERS, engine.tiers)
+        self._draft_stays_warm = engine.draft_kv_stays_warm
         self._last = StepSummaries.none(n)
         self._rows = np.arange(n)
         self._profile_ms = self._price_tiers()
@@ -261,6 +271,38 @@ class Features:
         correction: Floats = (self._log_ratio + weight * pooled[:, None]) / (self._times + weight)
         return correction
 
+    def step_ms(self) -> Floats:
+        """Expected step time of every tier for the newest batch, shape (N, MAX_NUM_STEPS + 1)."""
+        return self._profile_ms * np.exp(self.time_correction())
+
+    def at_batch_sizes(self, batch_sizes: Ints) -> Features:
+        """One engine's features if its batch had each of ``batch_sizes``, shape (M,): M engines to look at.
+
+        Mean context, live share and all estimates stay as they are. Before the first step nothing is changed.
+
+        Raises:
+            ValueError: these are the features of more than one engine.
+
+        """
+        if len(self._rows) != 1:
+            raise ValueError(f"at_batch_sizes is for one engine, and these are {len(self._rows)}")
+        made, last = copy.copy(self), self._last
+        scale = batch_sizes / np.maximum(last.batch_size, 1)
+        made._last = StepSummaries(
+            *(np.repeat(getattr(last, f.name), len(scale), axis=0) for f in fields(last))
+        )
+        if last.batch_size[0] > 0:
+            made._last = replace(
+                made._last,
+                batch_size=batch_sizes,
+                at_least=made._last.at_least * scale[:, None],
+                sum_seq_len_tokens=made._last.sum_seq_len_tokens * scale,
+                padded_batch_size=np.where(scale == 1.0, last.padded_batch_size, 0),
+            )
+        made._rows = np.arange(len(scale))
+        made._profile_ms = made._price_tiers()
+        return made
+
     def observation(self) -> NDArray[np.float32]:
         """The observations, shape (N, OBSERVATION_SIZE), within the bounds of ``ENTRIES``."""
         acceptance = self.acceptance()
@@ -271,6 +313,7 @@ class Features:
         out = np.empty((len(step_ms), OBSERVATION_SIZE), np.float32)
         self._describe_last_step(out)
         out[:, _AT["has_tier"]] = self._has_tier
+        out[:, _AT["draft_stays_warm"]] = self._draft_stays_warm
         out[:, _AT["acceptance"]] = acceptance
         out[:, _AT["confidence"]] = self._trials / (self._trials + self._config.prior_trials)
         out[:, _AT["accept_length"]] = accept_length[:, 1:] / 8
