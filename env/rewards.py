@@ -38,16 +38,17 @@ class RateReward:
     """Output rate, as a semi-Markov decision problem with average reward.
 
     ``reward = tokens - λ Δt``, in output tokens: Δt is the interval in s, tokens are those of its step, and λ
-    in tokens/s is what an interval's time could have brought: the running output rate ``Σ w tokens / Σ w
-    Δt`` of the steps before, with weights that fade with the time constant ``time_constant_s`` of busy
-    time. A policy with the largest long-run output rate has the largest sum of ``tokens - λ Δt`` (Ross,
-    "Applied probability models with optimization applications", 1970, chapter 7); the sum of per-step rates
-    has not that property.
-    λ follows the load, since time at a load cannot be exchanged for time at another. The first step of an
-    episode has reward 0.
+    in tokens/s is what the interval could have brought: the running output rate of the steps before,
+    ``Σ w tokens / Σ w Δt`` with weights that fade with ``time_constant_s`` of busy time. A policy with the
+    largest long-run output rate has the largest sum of ``tokens - λ Δt`` (Ross, "Applied probability models
+    with optimization applications", 1970, chapter 7); the sum of per-step rates has not that property.
+
+    λ has to follow the load, since time at one load cannot be exchanged for time at another: with a λ that is
+    still that of a full batch, a small one gains nothing from depth. The first step of an episode has
+    reward 0.
     """
 
-    def __init__(self, n: int, time_constant_s: float = 10.0) -> None:
+    def __init__(self, n: int, time_constant_s: float = 1.0) -> None:
         self._time_constant_s = time_constant_s
         self._tokens = np.zeros(n)
         self._seconds = np.zeros(n)
