@@ -55,7 +55,7 @@ class ServingEnv(gymnasium.Env[Observation, np.int64]):
     | step_ms_0 | log2(1 + expected ms at tier 0) / 8 | 0 | 2 |
     | step_time_ratio_1..7 | expected step time / that of tier 0, - 1 | -1 | 8 |
     | time_correction_0..7 | ln(measured / profile's step time), discounted | -1 | 1 |
-    | relative_rate_0..7 | expected output rate / the best tier's, 0 without the tier | 0 | 1 |
+    | relative_rate_0..7 | expected output rate / the best tier's, 0 without it | 0 | 1 |
 
     How the estimates are made: ``specgov.policies.features``.
 

@@ -99,7 +99,7 @@ BLOCKS = (
     Block("step_ms_0", "log2(1 + expected ms at tier 0) / 8", 0.0, 2.0),
     Block("step_time_ratio", "expected step time / that of tier 0, - 1", -1.0, 8.0, _SPECULATING),
     Block("time_correction", "ln(measured / profile's step time), discounted", -1.0, 1.0, _ALL_TIERS),
-    Block("relative_rate", "expected output rate / the best tier's, 0 without the tier", 0.0, 1.0, _ALL_TIERS),
+    Block("relative_rate", "expected output rate / the best tier's, 0 without it", 0.0, 1.0, _ALL_TIERS),
 )  # fmt: skip
 
 ENTRIES = tuple(entry for block in BLOCKS for entry in block.entries())
