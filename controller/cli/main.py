@@ -64,6 +64,7 @@ COMMANDS = (
     Command("tune sglang", "controller.cli.tune:sglang", "Find SGLang's best adaptive config for a profile"),
     Command("tune vllm", "controller.cli.tune:vllm", "Find vLLM's best draft tokens by batch size"),
     Command("tune threshold", "controller.cli.tune:threshold", "Find the best plain batch-size threshold"),
+    Command("tune peers", "controller.cli.tune_peers:tune_peers", "Tune the opponents that evaluate plays"),
     Command("calibrate", "controller.cli.calibrate:calibrate", "Make a profile from recorded steps"),
     Command("profiles list", "controller.cli.profiles:list_profiles", "List the bundled step-time profiles"),
     Command("profiles show", "controller.cli.profiles:show", "Show a profile, and save a picture of it"),
