@@ -140,8 +140,11 @@ class AcceptanceEstimator:
 
     def request_acceptance(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation of each live request's acceptance, both (live, num_positions)."""
-        own, tilt, server = self._deviations()
-        variance = own**2 + tilt**2 + server**2 * np.diag(self._covariance)[:, None]
+        own, slope = self._deviations()
+        taken = self._posterior.taken
+        pulled = self._covariance @ taken
+        server = np.diag(self._covariance)[:, None] - 2 * pulled + (taken * pulled).sum(0)
+        variance = own**2 + slope**2 * (self._posterior.tilt_variance + np.maximum(server, 0.0))
         return self._posterior.mean.T, np.sqrt(variance).T
 
     def tokens(self, batch_size: int) -> Floats:
@@ -165,12 +168,14 @@ class AcceptanceEstimator:
         server = np.zeros((size, self.num_positions))
         total = np.zeros((size, size))
         if known:
-            own, tilt, common = self._deviations()
+            own, slope = self._deviations()
             gradient = _gradient(self._posterior.mean)
             scale = known / own.shape[1]
-            server += scale * np.einsum("kjr,jr->kj", gradient, common)
             by_position = (gradient * own).reshape(size, -1)
-            by_request = np.einsum("kjr,jr->kr", gradient, tilt)
+            by_shift = gradient * slope
+            by_request = by_shift.sum(1)
+            server += scale * (by_shift.sum(2) - by_request @ self._posterior.taken.T)
+            by_request = by_request * np.sqrt(self._posterior.tilt_variance)
             total += scale**2 * (by_position @ by_position.T + by_request @ by_request.T)
         if newcomers:
             mean = _sigmoid(self._logits)
@@ -249,22 +254,26 @@ class AcceptanceEstimator:
     def _learn_server(self, rows: Floats, successes: Floats, trials: Floats) -> float:
         """Filter the server's logits with a step's residuals; returns the step's standardised innovation.
 
-        A request's residuals tell of the server as far as its own tilt is still unknown: an exact
-        joint filter of tilt and level would weigh them so.
+        A request's residuals tell of the server only as far as its prediction still depends on the server:
+        not through what its own counts say of the position (``weight``) or have moved its tilt by
+        (``taken``).
         """
-        mean, tilt_variance = rows[self._m], rows[-1]
-        residual = successes - trials * mean
+        mean, known, tilt_variance = rows[self._m], rows[self._n], rows[-1]
         variance = mean * (1 - mean)
-        information = trials * variance
-        unexplained = np.minimum(tilt_variance / self._request_variance, 1.0)
-        trust = unexplained / (1.0 + variance * tilt_variance)
-        total_information = (information * trust) @ unexplained
-        by_request, by_position = information.sum(0), information @ unexplained
-        spread = by_request.sum() + by_request**2 @ tilt_variance
-        spread += by_position @ self._covariance @ by_position
-        gain = np.linalg.solve(self._identity + self._covariance * total_information, self._covariance)
+        weight = self.config.concentration / (known + self.config.concentration)
+        taken = known * variance * tilt_variance
+        residual, information = successes - trials * mean, trials * variance
+        trust = weight / (1.0 + variance * tilt_variance)
+        score, told, moved = residual * trust, information * trust * weight, information * weight
+        cross = told @ taken.T
+        precision = np.diag(told.sum(1)) - cross - cross.T + (taken * told.sum(0)) @ taken.T
+        shift = moved.sum(1) - taken @ moved.sum(0)
+        spread = (
+            information.sum() + information.sum(0) ** 2 @ tilt_variance + shift @ self._covariance @ shift
+        )
+        gain = np.linalg.solve(self._identity + self._covariance @ precision, self._covariance)
         self._covariance = (gain + gain.T) / 2
-        logits = self._logits + self._covariance @ (residual * trust).sum(1)
+        logits = self._logits + self._covariance @ (score.sum(1) - taken @ score.sum(0))
         self._logits = np.minimum(np.maximum(logits, -_LARGEST_LOGIT), _LARGEST_LOGIT)
         return float(residual.sum() / np.sqrt(spread)) if spread > 0 else 0.0
 
@@ -298,16 +307,16 @@ class AcceptanceEstimator:
         mean = (successes + strength * prior) / (trials + strength)
         mean = np.minimum(np.maximum(mean, _LEAST_ACCEPTANCE), 1 - _LEAST_ACCEPTANCE)
         rows[self._m], rows[-2], rows[-1] = mean, tilt, 1.0 / total
-        return _Posterior(mean, prior, trials, tilt, 1.0 / total, precision / total)
+        return _Posterior(mean, prior, trials, tilt, 1.0 / total, information / total)
 
-    def _deviations(self) -> tuple[Floats, Floats, Floats]:
-        """How each live acceptance may deviate, each (num_positions, live): standard deviations by its own
-        position and by its request's tilt, and its derivative by the server's logit.
+    def _deviations(self) -> tuple[Floats, Floats]:
+        """How each live acceptance may deviate, both (num_positions, live).
+
+        Its standard deviation by its position's own counts, and its derivative by a shift of its prior's logit.
         """
         posterior, strength = self._posterior, self.config.concentration
         own = np.sqrt(posterior.mean * (1 - posterior.mean) / (posterior.trials + strength + 1))
-        gain = strength / (posterior.trials + strength) * posterior.prior * (1 - posterior.prior)
-        return own, gain * np.sqrt(posterior.tilt_variance), gain * posterior.unexplained
+        return own, strength / (posterior.trials + strength) * posterior.prior * (1 - posterior.prior)
 
     def _split(self, batch_size: int) -> tuple[int, int]:
         known = min(batch_size, self._live_requests)
@@ -322,9 +331,8 @@ class AcceptanceEstimator:
 class _Posterior:
     """Posteriors of the live requests, (num_positions, live) and (live,).
 
-    ``prior`` is a position's mean by all but its own counts.
-
-    ``unexplained`` is the share of a common shift of all logits that a request's own counts do not take up.
+    ``prior`` is a position's mean by all but its own counts; ``taken`` is how far the tilt gives way, the
+    other way, when the server's logit of a position moves.
     """
 
     mean: Floats
@@ -332,12 +340,12 @@ class _Posterior:
     trials: Floats
     tilt: Floats
     tilt_variance: Floats
-    unexplained: Floats
+    taken: Floats
 
 
 def _prior_covariance(num_positions: int, config: AcceptanceConfig) -> Floats:
     """Common level, and a random walk from one position to the next."""
-    index = np.arange(1, num_positions + 1)
+    index = np.arange(1.0, num_positions + 1)
     walk: Floats = np.minimum(index[:, None], index[None, :]) * config.position_sd**2
     return config.level_sd**2 + walk
 

@@ -68,6 +68,8 @@ class Greedy:
                 raise PolicyError("blind steps must satisfy 1 <= blind_steps <= largest_blind_steps")
             if self.probe_every_steps < 1:
                 raise PolicyError(f"probe_every_steps must be 1 or more, not {self.probe_every_steps}")
+            if not self.blind_cost > 0:
+                raise PolicyError(f"blind_cost must be above 0, not {self.blind_cost}")
             for name in ("doubt", "horizon_steps", "cold_draft_margin"):
                 if getattr(self, name) < 0:
                     raise PolicyError(f"{name} must be 0 or more, not {getattr(self, name)}")
