@@ -27,7 +27,7 @@ class SlotTable:
         self._slot_by_id: dict[str, int] = {}
         self._free: list[int] = []
         self._generations = bytearray()  # by slot, modulo 256
-        self._last_ids: list[str] = []
+        self._last_ids: list[str] | None = None
         self._last: tuple[NDArray[np.uint16], NDArray[np.uint8]] = (_NO_SLOTS, _NO_GENERATIONS)
 
     def assign(self, ids: list[str]) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
@@ -55,7 +55,7 @@ class SlotTable:
             if slot is not None:
                 self._free.append(slot)
         if ids:
-            self._last_ids = []
+            self._last_ids = None
 
     def _take(self, request_id: str) -> int:
         if self._free:
