@@ -197,7 +197,7 @@ class CostEstimator:
         self._refresh(mean_context_tokens)
         root = np.linalg.cholesky(self._covariance + _JITTER * np.eye(len(self._mean)))
         deviation = root @ rng.standard_normal(len(self._mean))
-        return np.maximum.accumulate(self._ms(self._mean + temperature * deviation), axis=1)
+        return self._monotone(self._ms(self._mean + temperature * deviation))
 
     # -- learning --------------------------------------------------------------------------------
 
@@ -315,7 +315,8 @@ def _batch_grid(engine: EngineSpec) -> NDArray[np.int64]:
 
 def _prior_covariance(nodes: int, tiers: NDArray[np.int64], config: CostConfig) -> Floats:
     octave = np.arange(nodes) / _NODES_PER_OCTAVE
-    near = np.exp(-((octave[:, None] - octave[None, :]) ** 2) / (2 * config.batch_octaves**2))
+    distance = np.sqrt(3.0) * np.abs(octave[:, None] - octave[None, :]) / config.batch_octaves
+    near = (1 + distance) * np.exp(-distance)
     depth = np.log2(1.0 + tiers)
     walk = np.minimum(depth[:, None], depth[None, :])
     ones = np.ones((len(tiers), len(tiers)))

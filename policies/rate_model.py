@@ -63,11 +63,17 @@ class RateModel:
         ms = self.cost.predict(batch.sum_seq_len_tokens / size)
         return self._rates(size, self.acceptance.tokens(size), ms)
 
-    def sample_rates(self, batch: BatchView, rng: np.random.Generator, temperature: float) -> Rates:
-        """Rates of one draw from the posterior; ``temperature`` scales its deviations from the mean."""
+    def sample_rates(
+        self,
+        batch: BatchView,
+        rng: np.random.Generator,
+        acceptance_temperature: float,
+        cost_temperature: float,
+    ) -> Rates:
+        """Rates of one draw from the posteriors; a temperature scales its deviations from the mean."""
         size = max(batch.batch_size, 1)
-        ms = self.cost.sample(batch.sum_seq_len_tokens / size, rng, temperature)
-        return self._rates(size, self.acceptance.sample_tokens(size, rng, temperature), ms)
+        ms = self.cost.sample(batch.sum_seq_len_tokens / size, rng, cost_temperature)
+        return self._rates(size, self.acceptance.sample_tokens(size, rng, acceptance_temperature), ms)
 
     def log_ratio_sd(self, rates: Rates) -> Floats:
         """Standard deviation of the log ratio of two tiers' rates for the batch, shape (tiers, tiers)."""

@@ -1,10 +1,12 @@
 """Posterior sampling by epoch: the best tier of one plausible world, kept for a while, then of another.
 
 Formula: at the start of an epoch draw acceptance and step times from their posteriors (``acceptance.py``,
-``cost.py``), with deviations from the mean scaled by ``temperature``; for each batch size take the tier with
-the largest ``E[tok | k] / T(k)`` in that draw, and hold it for ``epoch_steps`` steps. A tier whose draw beats
-the one in use by less than ``margin`` is not taken. An epoch ends early when a change is found, and in its
-first steps, while little is known, epochs are short: they begin at ``first_epoch_steps`` and double.
+``cost.py``); for each batch size take the tier with the largest ``E[tok | k] / T(k)`` in that draw, and hold
+it for ``epoch_steps`` steps. A tier whose draw beats the one in use by less than ``margin`` is not taken. An
+epoch ends early when a change is found, and while little is known epochs are short: they begin at
+``first_epoch_steps`` and double. The temperatures scale a draw's deviations from the mean: step times are
+learnt for good, so they are drawn as they are; the acceptance of a small batch stays uncertain for as long as
+its requests live, so it is drawn closer to the mean.
 
 - Sampling at every step would switch at every step; by epoch the exploration is the same and the switches few
   (Osband, Russo and Van Roy, "(More) Efficient Reinforcement Learning via Posterior Sampling", NeurIPS 2013,
@@ -41,9 +43,10 @@ class Thompson:
     class Config:
         """Options, as in the module's docstring."""
 
-        epoch_steps: int = 32
+        epoch_steps: int = 16
         first_epoch_steps: int = 4
-        temperature: float = 0.5
+        acceptance_temperature: float = 0.5
+        cost_temperature: float = 1.0
         margin: float = 0.003
         blind_steps: int = 60
         cold_draft_margin: float = 0.03
@@ -53,7 +56,7 @@ class Thompson:
                 raise PolicyError("epochs must satisfy 1 <= first_epoch_steps <= epoch_steps")
             if self.blind_steps < 1:
                 raise PolicyError(f"blind_steps must be 1 or more, not {self.blind_steps}")
-            for name in ("temperature", "margin", "cold_draft_margin"):
+            for name in ("acceptance_temperature", "cost_temperature", "margin", "cold_draft_margin"):
                 if getattr(self, name) < 0:
                     raise PolicyError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
@@ -97,7 +100,9 @@ class Thompson:
     def _begin_epoch(self, batch: BatchView, rates: Rates) -> Reason:
         config = self._config
         self._left, self._length = self._length, min(2 * self._length, config.epoch_steps)
-        drawn = self.model.sample_rates(batch, self._rng, config.temperature).log_rate
+        drawn = self.model.sample_rates(
+            batch, self._rng, config.acceptance_temperature, config.cost_temperature
+        ).log_rate
         best, rows = np.argmax(drawn, axis=1), np.arange(len(drawn))
         moves = (self._current < 0) | (drawn[rows, best] > drawn[rows, self._current] + config.margin)
         self._current = np.where(moves, best, self._current)

@@ -41,7 +41,7 @@ def play(
     first: int = 1,
     seed: int = 0,
 ) -> list[tuple[int, Choice]]:
-    """Steps of one batch whose requests accept with ``acceptance``: what each used, and the choice after it."""
+    """Steps of one batch whose requests accept with ``acceptance``: the tier of each, the choice after it."""
     rng, used = np.random.default_rng(seed), []
     choice = rule.choose(BatchView(batch_size, batch_size * CONTEXT, CONTEXT))
     for step_id in range(first, first + steps):
