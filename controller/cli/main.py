@@ -61,6 +61,8 @@ COMMANDS = (
     Command(
         "scenarios show", "controller.cli.scenarios:show", "Print a bundled scenario, to copy and change"
     ),
+    Command("evaluate", "controller.cli.evaluate:evaluate", "Compare all rules with an oracle on a suite"),
+    Command("plot", "controller.cli.evaluation_plot:plot", "Draw the results of evaluate"),
     Command("tune sglang", "controller.cli.tune:sglang", "Find SGLang's best adaptive config for a profile"),
     Command("tune vllm", "controller.cli.tune:vllm", "Find vLLM's best draft tokens by batch size"),
     Command("tune threshold", "controller.cli.tune:threshold", "Find the best plain batch-size threshold"),
