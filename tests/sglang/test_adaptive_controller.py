@@ -1,13 +1,17 @@
-"""A rule of ours, driven by SGLang's own AdaptiveController over a worker that takes notes."""
+"""Our policy with a rule of ours as its fallback, driven by SGLang's own AdaptiveController over a worker that takes notes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from specgov.policies.registry import make_policy
 from specgov.policies.types import EngineSpec, Policy, PolicyContext
-from specgov.sglang_plugin.adaptive_policy import AdaptivePolicy
+from specgov.sglang_plugin.guarded import Guard
+from specgov.sglang_plugin.orders import OWN_RULE
+from specgov.sglang_plugin.policy import GovernedPolicy
 
 pytestmark = pytest.mark.sglang
 
@@ -39,11 +43,21 @@ class Worker:
 def start(text: str, tiers: list[int], initial: int, graphs: list[int] | None = None):
     from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
 
-    def make(engine: EngineSpec) -> Policy:
+    def make(graph_batch_sizes: Sequence[int]) -> Policy:
+        engine = EngineSpec(tuple(tiers), tuple(graph_batch_sizes))
         return make_policy(text, PolicyContext(engine, np.random.default_rng(0), lambda: 0.0))
 
+    class Prepared:
+        """SGLang's own rule, which only says here what is prepared."""
+
+        candidate_steps = tiers
+
+        def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
+            pass
+
     worker = Worker(initial)
-    controller = AdaptiveController(worker, AdaptivePolicy(initial, tiers, make, decision_lag_steps=1))
+    policy = GovernedPolicy(Prepared(), tiers, make, lambda: (OWN_RULE, 0), Guard(1), initial_steps=initial)
+    controller = AdaptiveController(worker, policy)
     controller.init_states(graphs)
     return controller, worker
 

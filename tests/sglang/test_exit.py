@@ -1,0 +1,62 @@
+"""A server ends as it would without us, with the stream to the sidecar open; the sidecar takes each end for one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from servers import ACCEPTED, processes_of, running, wait_until
+from sidecars import fake_sidecar, sidecar_process
+from test_governed_server import at_tier
+
+from specgov.proto.v1 import specgov_pb2 as pb
+
+pytestmark = pytest.mark.sglang
+
+EXITS = int(os.environ.get("SPECGOV_TEST_EXITS", "1"))
+"""How often each way of ending is tried; `SPECGOV_TEST_EXITS=20` for a release."""
+GONE_S = 20
+"""SGLang itself takes 5 to 10 s to drain and to look for crashes."""
+
+LAUNCHER, GROUP = "launcher", "group"
+
+
+@pytest.mark.parametrize("number", range(EXITS))
+@pytest.mark.parametrize(
+    ("whom", "how"), [(LAUNCHER, signal.SIGTERM), (GROUP, signal.SIGINT)], ids=["terminated", "interrupted"]
+)
+def test_nothing_is_left(
+    models: Path, tmp_path: Path, socket: Path, whom: str, how: signal.Signals, number: int
+) -> None:
+    target = f"unix://{socket}"
+    with (
+        fake_sidecar(target, at_tier(1)) as recorder,
+        running(models, tmp_path, SPECGOV_TARGET=target) as server,
+    ):
+        wait_until(lambda: server.check(ACCEPTED, 20) and recorder.reports)
+        session = server.process.pid
+        assert len(processes_of(session)) >= 3
+        (os.kill if whom == LAUNCHER else os.killpg)(session, how)
+        wait_until(lambda: processes_of(session) == [], GONE_S, lambda: f"left: {processes_of(session)}")
+        assert "specgov/" not in server.log  # in a traceback
+        wait_until(lambda: recorder.endings)
+        assert recorder.endings == ["closed"]
+        assert recorder.events[-1:] == [pb.EngineEvent.KIND_SHUTTING_DOWN]
+
+
+def test_a_reset_is_taken_for_an_end(models: Path, tmp_path: Path, socket: Path) -> None:
+    """SIGINT to the launcher alone makes SGLang kill its schedulers: nothing of ours runs there."""
+    with sidecar_process(socket, "--policy", "static:1") as sidecar:
+        with running(models, tmp_path, SPECGOV_TARGET=sidecar.target) as server:
+            wait_until(lambda: server.check(ACCEPTED, 20) and sidecar.is_connected())
+            os.kill(server.process.pid, signal.SIGINT)
+            wait_until(lambda: processes_of(server.process.pid) == [], GONE_S)
+        wait_until(lambda: not sidecar.is_connected())
+        started = time.monotonic()
+        sidecar.end()
+        assert time.monotonic() - started < 4  # it was not stuck in that stream
+        assert "Traceback" not in sidecar.log
+        assert '"engine disconnected"' in sidecar.log
