@@ -9,8 +9,10 @@ Formula: for each batch size the tier with the largest ``E[tok | k] / T(k)``, wh
   s)``, ``f(z) = pdf(z) + z cdf(z)``, over ``horizon_steps`` exceeds the loss ``d`` of the step: d is the log
   ratio of the rates, s the standard deviation of what one such step will move it by. At most one in
   ``probe_every_steps``.
-- Tier 0 shows no acceptance at all. There the best positive tier is also probed after ``blind_steps`` steps,
-  and after twice as many each time that this changes nothing, up to ``largest_blind_steps``.
+- Tier 0 shows no acceptance at all. There the positive tier that loses least, by a relative ``d``, is also
+  probed after ``d / blind_cost`` steps, so that such probes cost a share ``blind_cost``; never before
+  ``blind_steps`` or after ``largest_blind_steps`` steps. While the change detector is suspicious, probes
+  follow at once.
 - Where the draft's KV cache goes cold at tier 0, acceptance of the running requests suffers until they end:
   tier 0 must win by ``cold_draft_margin`` more, and blind probes come a quarter as often, since cold requests
   tell little.
@@ -37,7 +39,7 @@ from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError
 
 Floats = NDArray[np.float64]
 
-_SUSPICION = 0.3
+_SUSPICIOUS = 0.3
 
 
 @final
@@ -144,7 +146,7 @@ class Greedy:
     def _is_blind(self, loss: float) -> bool:
         """Whether tier 0 has been kept for so long that a probe that loses ``loss`` is due."""
         config = self._config
-        if self.model.acceptance.suspicion > _SUSPICION:
+        if self.model.acceptance.suspicion > _SUSPICIOUS:
             return True
         wait = min(max(loss / config.blind_cost, config.blind_steps), config.largest_blind_steps)
         return self._blind_for >= wait * (1 if self._engine.draft_kv_stays_warm else 4)
