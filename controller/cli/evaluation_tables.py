@@ -116,7 +116,7 @@ def _by_rule(results: Results, grid: str, facts: list[ConditionFacts]) -> Result
     return ResultTable(
         f"Grid {grid}",
         f"{len(facts)} conditions; the first share is that of {measure}. All but the last two columns are "
-        "shares of the oracle; switches are per 1,000 steps, recovery from a jump of load or acceptance in s.",
+        "shares of the oracle; switches per 1,000 steps, recovery from a jump of load or acceptance in s.",
         (
             "rule",
             "share",
