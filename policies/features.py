@@ -299,7 +299,7 @@ class Features:
                 sum_seq_len_tokens=made._last.sum_seq_len_tokens * scale,
                 padded_batch_size=np.where(scale == 1.0, last.padded_batch_size, 0),
             )
-        made._rows = np.arange(len(scale))
+        made._rows, made._since = np.arange(len(scale)), np.repeat(self._since, len(scale))
         made._profile_ms = made._price_tiers()
         return made
 
