@@ -62,6 +62,15 @@ def start_problems(
 
 
 def _unsupported(facts: ServerFacts) -> list[Problem]:
+    found = _conflicts(facts)
+    # Where adaptive is off for another reason SGLang may have chosen topk itself.
+    if facts.topk not in (None, 1) and (facts.adaptive or not found):
+        remedy = "adaptive tiers need 1: give --speculative-adaptive and --speculative-eagle-topk 1"
+        found = [Problem(f"--speculative-eagle-topk is {facts.topk}", remedy)]
+    return found
+
+
+def _conflicts(facts: ServerFacts) -> list[Problem]:
     found = (
         (
             facts.algorithm not in ("EAGLE", "EAGLE3"),
@@ -69,10 +78,6 @@ def _unsupported(facts: ServerFacts) -> list[Problem]:
                 f"--speculative-algorithm {facts.algorithm} cannot change its steps",
                 "use EAGLE or EAGLE3",
             ),
-        ),
-        (
-            facts.topk not in (None, 1),
-            Problem(f"--speculative-eagle-topk is {facts.topk}", "adaptive tiers need 1"),
         ),
         (
             facts.dp_attention,

@@ -57,7 +57,7 @@ class Runtime:
             initial_steps=initial_steps,
             min_steps_between_switches=self._settings.min_steps_between_switches,
             governs=self._governs,
-            after_switch=self._trim_record,
+            after_switch=self._trim_records,
         )
         return self.policy
 
@@ -164,10 +164,9 @@ class Runtime:
     def _fallback_rule(self, graph_batch_sizes: Sequence[int]) -> Policy:
         return fallback_rule(self._settings.fallback, self._tiers, graph_batch_sizes)
 
-    def _trim_record(self) -> None:
+    def _trim_records(self) -> None:
         try:
-            record = versions.switch_record()
-            if record is not None:
+            for record in versions.switch_records(getattr(self._scheduler, "server_args", None)):
                 switch_log.trim(record)
         except Exception as error:  # noqa: BLE001 it runs while a step is launched
             self.guard.failed("switch", error)

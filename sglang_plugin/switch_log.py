@@ -6,7 +6,7 @@ import logging
 from typing import Any, final
 
 SOURCE = "adaptive_spec.restore"
-"""Who writes at a switch, in SGLang's record of overridden settings (``RuntimeContext._overrides_log``)."""
+"""Who writes at a switch, in SGLang's records of settings that it changed."""
 MAX_ENTRIES = 256
 LINE = "Switch adaptive runtime state"
 LINES_AT_START = 10
@@ -14,7 +14,7 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 def trim(record: list[Any]) -> None:
-    """Shorten SGLang's record in place: of the switches, only the last counts for what it is read for.
+    """Shorten a record of SGLang's in place: of the switches, only the last counts for what it is read for.
 
     The record is a list of (source, settings) that is replayed in order, so the last switch keeps its place.
     """

@@ -120,18 +120,26 @@ def missing_targets() -> list[str]:
 
 def server_facts(server_args: Any) -> ServerFacts:
     """Read SGLang's arguments; from 0.5.16 on resolution keeps what it decides apart from the record."""
-    view = _resolved_view(server_args)
+    return facts_of(_resolved_view(server_args))
+
+
+def facts_of(view: Any) -> ServerFacts:
+    """Read arguments as they stand, resolved or not; what is not there has its default."""
 
     def read(name: str, default: Any = None) -> Any:
         return getattr(view, name, default)
 
+    size = read(
+        "attn_dp_size"
+    )  # from 0.5.22 on it is what --enable-dp-attention comes to; a descriptor before
+    attention_replicas = size if isinstance(size, int) else 1
     return ServerFacts(
         algorithm=read("speculative_algorithm"),
         adaptive=bool(read("speculative_adaptive", False)),
         adaptive_config=read("speculative_adaptive_config"),
         num_steps=read("speculative_num_steps"),
         topk=read("speculative_eagle_topk"),
-        dp_attention=bool(read("enable_dp_attention", False)),
+        dp_attention=bool(read("enable_dp_attention", False)) or attention_replicas > 1,
         multi_layer_eagle=bool(read("enable_multi_layer_eagle", False)),
         two_batch_overlap=bool(read("enable_two_batch_overlap", False)),
         pdmux=bool(read("enable_pdmux", False)),
@@ -174,14 +182,23 @@ def ranks_of(scheduler: Any) -> Ranks:
     return Ranks(int(layout.tp_rank), int(layout.tp_size), dp_rank if several else None)
 
 
-def switch_record() -> list[Any] | None:
-    """SGLang's growing record of overridden settings; None where it has none (up to 0.5.16)."""
+def switch_records(server_args: Any) -> list[list[Any]]:
+    """SGLang's growing records of settings that it changed, of (source, settings) each.
+
+    None up to 0.5.15, two of the server's arguments in 0.5.16, one of the runtime context from 0.5.17 on.
+    """
+    holders: list[tuple[Any, str]] = [
+        (server_args, "_resolved_overrides"),
+        (server_args, "_runtime_mutations"),
+    ]
     try:
         from sglang.srt.runtime_context import get_context
     except ImportError:
-        return None
-    record = getattr(get_context(), "_overrides_log", None)
-    return record if isinstance(record, list) else None
+        pass
+    else:
+        holders.append((get_context(), "_overrides_log"))
+    records = (getattr(holder, name, None) for holder, name in holders)
+    return [record for record in records if isinstance(record, list)]
 
 
 def kv_use_ratio(scheduler: Any) -> float | None:

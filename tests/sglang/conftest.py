@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A path for a sidecar's socket, short enough for one."""
-    yield tmp_path_factory.mktemp("s") / "s"
+    return tmp_path_factory.mktemp("s") / "s"

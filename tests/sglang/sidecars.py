@@ -154,3 +154,13 @@ def decision(report: pb.StepReport, num_steps: int, **changes: Any) -> pb.Decisi
 
 def reports_of(messages: Iterator[pb.EngineMessage]) -> Iterator[pb.StepReport]:
     return (message.report for message in messages if message.HasField("report"))
+
+
+def at_tier(num_steps: int) -> Any:
+    """A healthy sidecar's behaviour: always the one tier."""
+
+    def behave(messages: Iterator[pb.EngineMessage], context: grpc.ServicerContext) -> Iterator[pb.Decision]:
+        for report in reports_of(messages):
+            yield decision(report, num_steps)
+
+    return behave

@@ -1,4 +1,4 @@
-"""Our policy with a rule of ours as its fallback, driven by SGLang's own AdaptiveController over a worker that takes notes."""
+"""Our policy and a rule of ours, driven by SGLang's own AdaptiveController over a worker that takes notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server ends as it would without us, with the stream to the sidecar open; the sidecar takes each end for one."""
+"""A server ends as it would without us, and the sidecar takes each end of a stream for one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from servers import ACCEPTED, processes_of, running, wait_until
-from sidecars import fake_sidecar, sidecar_process
-from test_governed_server import at_tier
+from sidecars import at_tier, fake_sidecar, sidecar_process
 
 from specgov.proto.v1 import specgov_pb2 as pb
 

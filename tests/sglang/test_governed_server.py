@@ -1,4 +1,4 @@
-"""One real server, governed by sidecars of all kinds one after another; every output is checked token by token."""
+"""One real server, governed by sidecars of all kinds one after another; every token is checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from servers import ACCEPTED, REJECTED, Server, expected, running, wait_until
-from sidecars import decision, fake_sidecar, reports_of, sidecar_process
+from sidecars import at_tier, decision, fake_sidecar, reports_of, sidecar_process
 
 from specgov.proto.v1 import specgov_pb2 as pb
 
@@ -53,16 +53,6 @@ def use_until(server: Server, holds: Any, tokens: int = 20, last_token: int = AC
         return bool(holds())
 
     wait_until(once)
-
-
-def at_tier(num_steps: int) -> Any:
-    """A healthy sidecar's behaviour: always the one tier."""
-
-    def behave(messages: Iterator[pb.EngineMessage], context: grpc.ServicerContext) -> Iterator[pb.Decision]:
-        for report in reports_of(messages):
-            yield decision(report, num_steps)
-
-    return behave
 
 
 def test_without_a_sidecar_the_fallback_decides_on_the_batch(server: Server) -> None:

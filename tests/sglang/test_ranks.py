@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks: a sidecar that answers at random, and every rank at the same tier at every step."""
+"""Two tensor-parallel ranks and a sidecar that answers at random: the same tier on both at every step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BINDING = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cpu % (os.cpu_count() or 
 
 
 def at_random(messages: Iterator[pb.EngineMessage], context: grpc.ServicerContext) -> Iterator[pb.Decision]:
-    """Another tier for each range of batch sizes, and now and then one that does not hold for long, or silence."""
+    """Another tier for each range of batch sizes; some hold for a step only, and some reports get none."""
     rng = random.Random(5)
     for report in reports_of(messages):
         if rng.random() < 0.2:

@@ -1,4 +1,4 @@
-"""How servers start: refused with every problem named, off where nothing asks for us, by SGLang's rule or ours."""
+"""How servers start: refused with every problem named, off where nothing asks for us, in shadow, alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from servers import ACCEPTED, REJECTED, Server, running, started
-from sidecars import fake_sidecar
-from test_governed_server import at_tier
+from sidecars import at_tier, fake_sidecar
 
 pytestmark = pytest.mark.sglang
 

@@ -49,7 +49,8 @@ class Engine:
         monkeypatch.setattr(runtime_module, "StreamClient", self._connect)
         monkeypatch.setattr(versions, "installed_version", lambda: "0.5.23")
         monkeypatch.setattr(versions, "ranks_of", lambda scheduler: ranks)
-        monkeypatch.setattr(versions, "switch_record", lambda: None)
+        monkeypatch.setattr(versions, "switch_records", lambda server_args: [self.record])
+        self.record: list[Any] = []
         self.infos: list[pb.EngineInfo] = []
         self.rule = fakes.EnginesRule(steps=5)
         self.runtime = Runtime(Settings("unix:///s", tiers=(0, 1, 3), fallback="threshold:4:3", **settings))
@@ -294,3 +295,16 @@ def test_the_start_check_lists_every_problem(monkeypatch: pytest.MonkeyPatch) ->
     assert str(error.value).count("\n- ") == 3
     arguments.speculative_algorithm = None
     check_start(Settings("unix:///s"), arguments)  # no speculation: nothing to govern, nothing wrong
+
+
+def test_the_record_of_switches_is_kept_short(engine: Engine, client: Any, fakes: Any, decide: Any) -> None:
+    reqs = [fakes.Request("a")]
+
+    def loop() -> None:
+        for number in range(1000):
+            client.decision = decide(number, number % 2, (1, 8))
+            engine.step(reqs, [0])
+            engine.record.append(("adaptive_spec.restore", {"speculative_num_steps": number % 2}))
+            assert len(engine.record) <= 258
+
+    engine.serve(loop)

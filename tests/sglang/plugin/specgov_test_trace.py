@@ -23,7 +23,7 @@ class Lines:
 
     def write(self, **line):
         if self._file is None:
-            self._file = open(Path(FOLDER) / self._name, "a", buffering=1)  # noqa: SIM115 for the process's life
+            self._file = (Path(FOLDER) / self._name).open("a", buffering=1)
         self._file.write(json.dumps(line) + "\n")
 
 
