@@ -16,6 +16,7 @@ from specgov.env import arrivals as rates
 from specgov.env.acceptance import AcceptanceModel, Drift, Shift
 from specgov.env.acceptance_classes import CLASSES, AcceptanceClass
 from specgov.env.lengths import ClassMix, LogNormalLength, LogNormalLengths
+from specgov.env.scenario_problems import not_toml, problems
 from specgov.env.scenario_schema import (
     ClassTable,
     ClosedTable,
@@ -49,7 +50,7 @@ class ScenarioError(ValueError):
 class Scenario:
     """A named scenario: what the file says, and the profile that it names.
 
-    ``folder`` is where the paths of trace files begin.
+    ``folder`` is where the paths of trace files and profiles begin.
     """
 
     name: str
@@ -176,21 +177,21 @@ def parse_scenario(text: str, where: str, name: str = "", folder: Path | None = 
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{where}: not TOML: {error}") from error
+        raise ScenarioError(not_toml(error, where)) from error
     name = name or _only_name(tables, where)
     if not isinstance(tables.get(name), dict):
         raise ScenarioError(f"{where}: no scenario [{name}]; there are {', '.join(tables) or 'none'}")
     try:
         table = ScenarioTable.model_validate(tables[name])
     except ValidationError as error:
-        problems = (_problem(dict(detail), text, where, name) for detail in error.errors())
-        raise ScenarioError("\n".join(problems)) from error
+        raise ScenarioError(problems(error, text, where, name)) from error
+    folder = folder or Path()
     try:
-        profile = load_profile(table.profile)
+        profile = load_profile(_beside(table.profile, folder))
     except ProfileError as error:
         line = line_of(text, (name, "profile"))
         raise ScenarioError(f"{where}:{line}: {name}.profile: {error}") from error
-    return Scenario(name, table, profile, folder or Path())
+    return Scenario(name, table, profile, folder)
 
 
 def scenario_text(name: str) -> str:
@@ -214,29 +215,17 @@ def _bundled_text() -> str:
     return (files("specgov.env") / _BUNDLED).read_text(encoding="utf-8")
 
 
+def _beside(profile: str, folder: Path) -> str:
+    """A profile's file is looked for from the scenario's folder on; a name stays one."""
+    return str(folder / profile) if profile.endswith(".json") or "/" in profile else profile
+
+
 def _only_name(tables: Mapping[str, Any], where: str) -> str:
     if len(tables) != 1:
         raise ScenarioError(
             f"{where}: holds {len(tables)} tables ({', '.join(tables)}): say which, as in {where}:NAME"
         )
     return next(iter(tables))
-
-
-def _problem(detail: dict[str, Any], text: str, where: str, name: str) -> str:
-    location = [part for part in detail["loc"] if not _is_union_tag(part, detail["loc"])]
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "extra_forbidden":
-        message = "unknown field"
-    elif detail["type"] not in ("value_error", "missing"):
-        message = f"{message}, not {detail['input']!r}"
-    line = line_of(text, (name, *location))
-    field = ".".join(str(part) for part in (name, *location))
-    return f"{where}:{line}: {field}: {message}"
-
-
-def _is_union_tag(part: str | int, location: tuple[str | int, ...]) -> bool:
-    """Pydantic puts the kind of the arrivals into an error's location."""
-    return len(location) > 1 and location[0] == "arrivals" and part == location[1]
 
 
 def _acceptance_class(number: int, table: ClassTable) -> AcceptanceClass:

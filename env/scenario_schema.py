@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from specgov.env.acceptance_classes import CLASSES
 
@@ -18,7 +18,16 @@ def _listed(value: Any) -> Any:
 
 
 Positive = Annotated[float, Field(gt=0)]
+Weights = Annotated[tuple[Annotated[float, Field(ge=0)], ...], BeforeValidator(_listed), Field(min_length=1)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+class FieldError(ValueError):
+    """Fields of a table do not go together; ``path`` leads from the table to the one to look at."""
+
+    def __init__(self, message: str, *path: str | int) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class Table(BaseModel):
@@ -46,7 +55,7 @@ class EngineTable(Table):
     @model_validator(mode="after")
     def _tiers_ascend(self) -> EngineTable:
         if self.tiers is not None and list(self.tiers) != sorted(set(self.tiers)):
-            raise ValueError(f"tiers must ascend and be distinct, got {list(self.tiers)}")
+            raise FieldError(f"must ascend and be distinct, got {list(self.tiers)}", "tiers")
         return self
 
 
@@ -61,7 +70,7 @@ class LengthTable(Table):
     @model_validator(mode="after")
     def _in_order(self) -> LengthTable:
         if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+            raise FieldError(f"{self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens")
         return self
 
 
@@ -74,29 +83,30 @@ class ClassTable(Table):
 
     acceptance: str = ""
     conditional_acceptance: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = Field(None, min_length=1)
-    share: Numbers = Field(
+    share: Weights = Field(
         (1.0,), description="weight among the classes; a list has one for each mix.start_s"
     )
     prompt: LengthTable
     output: LengthTable
 
+    @field_validator("acceptance")
+    @classmethod
+    def _is_a_class(cls, name: str) -> str:
+        if name not in CLASSES:
+            raise ValueError(f"no acceptance class {name!r}; there are {', '.join(sorted(CLASSES))}")
+        return name
+
     @model_validator(mode="after")
     def _one_acceptance(self) -> ClassTable:
         if (self.conditional_acceptance is None) == (not self.acceptance):
             raise ValueError("give one of acceptance (a name) and conditional_acceptance (numbers)")
-        if self.acceptance and self.acceptance not in CLASSES:
-            raise ValueError(
-                f"no acceptance class {self.acceptance!r}; there are {', '.join(sorted(CLASSES))}"
-            )
-        if any(share < 0 for share in self.share):
-            raise ValueError(f"share must not be negative, got {list(self.share)}")
         return self
 
 
 class MixTable(Table):
     """``[mix]``: when the shares of the classes change. ``period_s`` repeats the pattern."""
 
-    start_s: tuple[float, ...] = (0.0,)
+    start_s: Numbers = (0.0,)
     period_s: Positive | None = None
 
 
@@ -157,7 +167,7 @@ class PiecesTable(GapTable):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> PiecesTable:
-        _check_script(self.start_s, self.rate_rps, self.period_s)
+        _check_script(self.start_s, self.rate_rps, "rate_rps", self.period_s)
         _check_phase(self.random_phase, self.period_s)
         return self
 
@@ -175,7 +185,7 @@ class FlashCrowdTable(GapTable):
     @model_validator(mode="after")
     def _makes_sense(self) -> FlashCrowdTable:
         if self.period_s is not None and self.period_s <= self.at_s + self.crowd_s:
-            raise ValueError("period_s must be above at_s + crowd_s")
+            raise FieldError("must be above at_s + crowd_s", "period_s")
         _check_phase(self.random_phase, self.period_s)
         return self
 
@@ -194,7 +204,7 @@ class ClosedTable(Table):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> ClosedTable:
-        _check_script(self.start_s, self.concurrency, self.period_s)
+        _check_script(self.start_s, self.concurrency, "concurrency", self.period_s)
         _check_phase(self.random_phase, self.period_s)
         return self
 
@@ -233,7 +243,9 @@ class ScenarioTable(Table):
     """One scenario."""
 
     tests: str = Field(min_length=1, description="a sentence: what the scenario tests")
-    profile: str = Field("h200-llama-3.1-8b", min_length=1, description="name or file of a step-time profile")
+    profile: str = Field(
+        "h200-llama-3.1-8b", min_length=1, description="a step-time profile: a name, or a file"
+    )
     duration_s: Positive = Field(120.0, description="simulated time of an episode")
     engine: EngineTable = EngineTable.model_validate({})
     arrivals: Arrivals
@@ -247,30 +259,33 @@ class ScenarioTable(Table):
         for number, table in enumerate(self.classes):
             if len(table.share) not in (1, pieces):
                 given = len(table.share)
-                raise ValueError(
-                    f"classes[{number}].share has {given} values, mix.start_s {pieces}: give as many"
+                raise FieldError(
+                    f"{given} values, but mix.start_s has {pieces}: give as many, or one",
+                    *("classes", number, "share"),
                 )
         if not _ascends_from_zero(self.mix.start_s, self.mix.period_s):
-            raise ValueError("mix.start_s must ascend from 0 and not pass period_s")
+            raise FieldError("must ascend from 0 and not pass period_s", "mix", "start_s")
         columns = [c.share if len(c.share) == pieces else c.share * pieces for c in self.classes]
         if any(sum(weights) <= 0 for weights in zip(*columns, strict=True)):
-            raise ValueError("the shares of the classes must not all be 0 at the same time")
+            raise FieldError("the shares of the classes must not all be 0 at the same time", "classes")
         return self
 
 
-def _check_script(start_s: tuple[float, ...], values: tuple[float, ...], period_s: float | None) -> None:
-    """A script of values over time.
+def _check_script(
+    start_s: tuple[float, ...], values: tuple[float, ...], name: str, period_s: float | None
+) -> None:
+    """A script of values over time; ``name`` is that of the values.
 
     Raises:
-        ValueError: it makes no sense.
+        FieldError: it makes no sense.
 
     """
     if len(values) != len(start_s):
-        raise ValueError(f"{len(values)} values for {len(start_s)} times in start_s: give as many")
+        raise FieldError(f"{len(values)} values, but start_s has {len(start_s)}: give as many", name)
     if not _ascends_from_zero(start_s, period_s):
-        raise ValueError("start_s must ascend from 0 and not pass period_s")
+        raise FieldError("must ascend from 0 and not pass period_s", "start_s")
     if min(values) < 0 or max(values) <= 0:
-        raise ValueError("values must not be negative, and one must be above 0")
+        raise FieldError("must not be negative, and one must be above 0", name)
 
 
 def _ascends_from_zero(start_s: tuple[float, ...], period_s: float | None) -> bool:
@@ -280,4 +295,4 @@ def _ascends_from_zero(start_s: tuple[float, ...], period_s: float | None) -> bo
 
 def _check_phase(random_phase: bool, period_s: float | None) -> None:
     if random_phase and period_s is None:
-        raise ValueError("random_phase needs period_s")
+        raise FieldError("needs period_s", "random_phase")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,7 @@ def test_one_of_several_scenarios_of_a_file(tmp_path):
         load_scenario(f"{path}:third")
 
 
+ENGINE = "f:5: mine.engine."
 THREE_SHARES = mine(
     ("[mine.arrivals]", "mix = { start_s = [0, 5] }\n[mine.arrivals]"),
     ('"chat"', '"chat"\nshare = [1, 2, 3]'),
@@ -120,29 +122,102 @@ THREE_SHARES = mine(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (mine(("duration_s = 10", "duration_s = 0")), "f:4: mine.duration_s: .*greater than 0, not 0"),
-        (mine(("duration_s", "length_s")), "f:4: mine.length_s: unknown field"),
-        (mine(("max_running_requests = 8", "max_running = 8")), "f:5: mine.engine.max_running: unknown"),
-        (mine(("rate_rps = 4", "rate_rps = 'much'")), "f:9: mine.arrivals.rate_rps: .*not 'much'"),
+        (mine(("duration_s = 10", "duration_s = 0")), "f:4: mine.duration_s: must be greater than 0, not 0"),
+        (
+            mine(("duration_s = 10", 'duration_s = "long"')),
+            "f:4: mine.duration_s: must be a valid number, not 'long'",
+        ),
+        (
+            mine(("duration_s", "length_s")),
+            "f:4: mine.length_s: unknown field; there are tests, profile, durat",
+        ),
+        (
+            mine(("max_running_requests = 8", "max_running = 8")),
+            ENGINE + "max_running: unknown field: did you mean max_running_r",
+        ),
+        (mine(("max_running_requests = 8", "tiers = [3, 1]")), ENGINE + "tiers: must ascend"),
+        (mine(("max_running_requests = 8", "tiers = 3")), ENGINE + "tiers: must be a list, not 3"),
+        (
+            mine(("rate_rps = 4", "rate_rps = 'much'")),
+            "f:9: mine.arrivals.rate_rps: must be a valid number, not 'much'",
+        ),
+        (
+            mine(("rate_rps = 4", "rate_rps = 4\nperiod_s = 4")),
+            "f:10: mine.arrivals.period_s: unknown field; there are gaps, cv, random_phase, kind, rate_rps",
+        ),
         (mine(("rate_rps = 4\n", "")), "f:7: mine.arrivals.rate_rps: Field required"),
-        (mine(('"steady"', '"sturdy"')), "f:7: mine.arrivals: .*sturdy"),
-        (mine(('"chat"', '"chatty"')), "f:11: mine.classes.0: no acceptance class 'chatty'; there"),
-        (mine(("0.8, 0.5", "0.8, 1.5")), "f:17: mine.classes.1.conditional_acceptance.1: .*not 1.5"),
-        (mine(("sigma = 0.5", "sigma = -1")), "f:19: mine.classes.1.output.sigma: .*not -1"),
-        (mine(("max_tokens = 400", "min_tokens = 9, max_tokens = 4")), "f:19: .*output: min_tokens 9 is"),
+        (
+            mine(('"steady"', '"sturdy"')),
+            "f:8: mine.arrivals.kind: there is no 'sturdy'; there are 'steady', 'di",
+        ),
+        (mine(('kind = "steady"\n', "")), "f:7: mine.arrivals.kind: Field required"),
+        (
+            mine(('[mine.arrivals]\nkind = "steady"\nrate_rps = 4', "arrivals = 4")),
+            "f:7: mine.arrivals: must be a table, not 4",
+        ),
+        (
+            mine(('"chat"', '"chatty"')),
+            "f:12: mine.classes.0.acceptance: no acceptance class 'chatty'; there",
+        ),
+        (mine(('acceptance = "chat"\n', "")), "f:11: mine.classes.0: give one of acceptance"),
+        (
+            mine(('"chat"', '"chat"\nshare = -1')),
+            "f:13: mine.classes.0.share.0: must be greater than or equal to 0, not -1",
+        ),
+        (
+            mine(("0.8, 0.5", "0.8, 1.5")),
+            "f:17: mine.classes.1.conditional_acceptance.1: must be less .*, not 1.5",
+        ),
+        (mine(("sigma = 0.5", "sigma = -1")), "f:19: mine.classes.1.output.sigma: must be .*, not -1"),
+        (mine(("{ median_tokens = 100 }", "100")), "f:13: mine.classes.0.prompt: must be a table, not 100"),
+        (
+            mine(("max_tokens = 400", "min_tokens = 9, max_tokens = 4")),
+            "f:19: .*output.min_tokens: 9 is above max_tokens 4",
+        ),
         (mine(("[mine.arrivals]", 'profile = "no"\n[mine.arrivals]')), "f:7: mine.profile: .*no"),
-        (mine(("duration_s = 10", "duration_s = ")), r"f: not TOML: .*line 4"),
-        (THREE_SHARES, r"f:2: mine: classes\[0\].share has 3 values"),
-        (mine(arrivals('kind = "pieces"\nstart_s = [0, 5]\nrate_rps = [1]')), "f:7: .*1 values for 2 times"),
-        (mine(arrivals('kind = "closed"\nstart_s = [1]\nconcurrency = 4')), "f:7: .*must ascend from 0"),
-        (mine(arrivals('kind = "closed"\nconcurrency = 0')), "f:7: .*one must be above 0"),
-        (mine(arrivals('kind = "steady"\nrate_rps = 4\nrandom_phase = true')), "f:7: .*needs period_s"),
+        (
+            mine(("[mine.arrivals]", "mix = { start_s = [] }\n[mine.arrivals]")),
+            "f:7: mine.mix.start_s: .*at least 1",
+        ),
+        (
+            mine(("[mine.arrivals]", "mix = { start_s = [5] }\n[mine.arrivals]")),
+            "f:7: mine.mix.start_s: must ascend from 0",
+        ),
+        (mine(("duration_s = 10", "duration_s = ")), r"f:4: not TOML: .*\(column 14\)"),
+        ("[mine]\ntests = [", "f: not TOML: .*at end of document"),
+        (THREE_SHARES, "f:14: mine.classes.0.share: 3 values, but mix.start_s has 2"),
+        (
+            mine(arrivals('kind = "pieces"\nstart_s = [0, 5]\nrate_rps = [1]')),
+            "f:10: mine.arrivals.rate_rps: 1 values, but start_s has 2",
+        ),
+        (
+            mine(arrivals('kind = "closed"\nstart_s = [1]\nconcurrency = 4')),
+            "f:9: mine.arrivals.start_s: must ascend from 0",
+        ),
+        (
+            mine(arrivals('kind = "closed"\nconcurrency = 0')),
+            "f:9: mine.arrivals.concurrency: .*one must be above 0",
+        ),
+        (
+            mine(arrivals('kind = "steady"\nrate_rps = 4\nrandom_phase = true')),
+            "f:10: .*random_phase: needs period_s",
+        ),
+        (
+            mine(
+                arrivals(
+                    'kind = "flash_crowd"\nbase_rps = 1\npeak_rps = 2\nat_s = 3\ncrowd_s = 4\nperiod_s = 7'
+                )
+            ),
+            "f:13: .*period_s: must be above at_s",
+        ),
         ("", "f: holds 0 tables"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_with_line_and_field(text, message):
-    with pytest.raises(ScenarioError, match=message):
+    """One mistake is one line, whatever stands around it."""
+    with pytest.raises(ScenarioError, match=f"^{message}") as error:
         parse_scenario(text, "f")
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_all_mistakes_of_a_file_are_said_at_once():
@@ -200,6 +275,24 @@ def test_a_trace_is_found_beside_the_file(tmp_path):
     (tmp_path / "trace.csv").unlink()
     with pytest.raises(ScenarioError, match=r"scenario mine: .*trace.csv: cannot be read"):
         load_scenario(tmp_path / "mine.toml").workload()
+
+
+def test_a_profile_is_found_beside_the_file(tmp_path, monkeypatch):
+    """As a trace is, wherever the command is run; a bundled name stays one."""
+    bundled = files("specgov.policies.profiles") / "h200-qwen3-30b-a3b.json"
+    folder = tmp_path / "scenarios"
+    (folder / "profiles").mkdir(parents=True)
+    (folder / "profiles/own.json").write_text(bundled.read_text())
+    (folder / "mine.toml").write_text(
+        mine(("duration_s = 10", 'duration_s = 10\nprofile = "profiles/own.json"'))
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load_scenario("scenarios/mine.toml").profile.hash == load_profile("h200-qwen3-30b-a3b").hash
+    (folder / "profiles/own.json").rename(tmp_path / "own.json")
+    with pytest.raises(
+        ScenarioError, match=r"mine.toml:5: mine.profile: cannot read the profile scenarios.prof"
+    ):
+        load_scenario("scenarios/mine.toml")
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the published traces are not here")
