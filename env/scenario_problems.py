@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from specgov.env.scenario_schema import FieldError, ScenarioTable
 from specgov.env.toml_lines import line_of
@@ -32,8 +33,8 @@ def problems(error: ValidationError, text: str, where: str, name: str) -> str:
 
     A table that is wrong only because of what is wrong within it has none.
     """
-    details = [dict(detail) for detail in error.errors()]
-    places = [tuple(detail["loc"]) for detail in details]
+    details = error.errors()
+    places = [detail["loc"] for detail in details]
     return "\n".join(
         _problem(detail, text, where, name)
         for detail, place in zip(details, places, strict=True)
@@ -41,7 +42,7 @@ def problems(error: ValidationError, text: str, where: str, name: str) -> str:
     )
 
 
-def _problem(detail: Mapping[str, Any], text: str, where: str, name: str) -> str:
+def _problem(detail: ErrorDetails, text: str, where: str, name: str) -> str:
     raw: Location = detail["loc"]
     location = tuple(part for at, part in enumerate(raw) if not (at == 1 and raw[0] == "arrivals"))
     if len(raw) == 1 and raw[0] == "arrivals" and detail["type"].startswith("union_tag"):
@@ -54,7 +55,7 @@ def _problem(detail: Mapping[str, Any], text: str, where: str, name: str) -> str
     return f"{where}:{line}: {field}: {_message(detail)}"
 
 
-def _message(detail: Mapping[str, Any]) -> str:
+def _message(detail: ErrorDetails) -> str:
     kind, given = detail["type"], detail["input"]
     if kind == "extra_forbidden":
         return _unknown(str(detail["loc"][-1]), _fields_around(detail["loc"]))
