@@ -66,7 +66,7 @@ def _unsupported(facts: ServerFacts) -> list[Problem]:
     # Where adaptive is off for another reason SGLang may have chosen topk itself.
     if facts.topk not in (None, 1) and (facts.adaptive or not found):
         remedy = "adaptive tiers need 1: give --speculative-adaptive and --speculative-eagle-topk 1"
-        found = [Problem(f"--speculative-eagle-topk is {facts.topk}", remedy)]
+        found.append(Problem(f"--speculative-eagle-topk is {facts.topk}", remedy))
     return found
 
 
