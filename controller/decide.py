@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from specgov.controller.config import ServeConfig
 from specgov.controller.decision import DecisionBuilder, add_estimates
 from specgov.controller.profiles import profile_from_wire
-from specgov.controller.validation import MAX_SEQ_LEN_TOKENS, Cause, RejectedMessage, check_tiers
+from specgov.controller.validation import (
+    MAX_NUM_STEPS,
+    MAX_SEQ_LEN_TOKENS,
+    Cause,
+    RejectedMessage,
+    check_policy_text,
+    check_tiers,
+)
 from specgov.policies.model import acceptance_from_accept_length, expected_accept_length, rate_optimal_tier
 from specgov.policies.profile import Profile
 from specgov.policies.registry import make_policy
@@ -31,8 +38,11 @@ DEFAULT_SEQ_LEN_TOKENS = 512
 """Length of each request where the question names none."""
 WARM_UP_STEPS = 256
 """Steps with the acceptance of the question that a named policy observes before it is asked, and"""
-WARM_UP_REQUESTS = 2**17
-"""how many requests they have at most together, though there are 16 steps at least."""
+WARM_UP_DRAFTS = 2**19
+"""how many drafts they have at most together, so that an answer takes no more than a second or two; but there
+are 16 steps at least, and"""
+WARM_UP_LIVE_REQUESTS = 512
+"""as many requests of a step are observed at most."""
 
 
 def decide(request: pb.DecideRequest, config: ServeConfig) -> pb.Decision:
@@ -118,6 +128,11 @@ def _by_position(probabilities: Sequence[float], num_steps: int) -> NDArray[np.f
 
 
 def _from_accept_length(seen: pb.AcceptLengthAt) -> float:
+    if seen.num_steps > MAX_NUM_STEPS:
+        raise RejectedMessage(
+            Cause.OUT_OF_RANGE,
+            f"accept_length_at.num_steps {seen.num_steps} is above {MAX_NUM_STEPS}",
+        )
     if not math.isfinite(seen.accept_length):
         raise RejectedMessage(Cause.NOT_A_NUMBER, f"accept_length is {seen.accept_length}")
     try:
@@ -137,13 +152,17 @@ def _ask_policy(
     engine = EngineSpec(tiers, profile.graph_batch_sizes)
     now_s = 0.0
     rng = np.random.default_rng(config.seed)
-    policy = make_policy(text, PolicyContext(engine, rng, lambda: now_s, profile.step_time))
-    slots = np.arange(batch.batch_size, dtype=np.uint16)
-    for step_id in range(1, min(WARM_UP_STEPS, max(16, WARM_UP_REQUESTS // batch.batch_size)) + 1):
+    check_policy_text(text)
+    context = PolicyContext(engine, rng, lambda: now_s, profile.step_time)
+    policy = make_policy(text, context, files=text == config.policy)
+    live = min(batch.batch_size, WARM_UP_LIVE_REQUESTS)
+    slots = np.arange(live, dtype=np.uint16)
+    steps = min(WARM_UP_STEPS, max(16, WARM_UP_DRAFTS // (live * max(1, tiers[-1]))))
+    for step_id in range(1, steps + 1):
         num_steps = policy.choose(batch).num_steps_for(batch.batch_size)
         step_ms = float(profile.step_time.step_ms(batch.batch_size, num_steps, batch.sum_seq_len_tokens))
         now_s += step_ms / 1000.0
-        drafts = rng.random((batch.batch_size, num_steps)) < acceptance[:num_steps]
+        drafts = rng.random((live, num_steps)) < acceptance[:num_steps]
         policy.observe(
             StepObservation(
                 step_id=step_id,
@@ -151,7 +170,7 @@ def _ask_policy(
                 num_steps=num_steps,
                 accepted=np.cumprod(drafts, axis=1).sum(axis=1).astype(np.uint8),
                 slots=slots,
-                generations=np.zeros(batch.batch_size, np.uint8),
+                generations=np.zeros(live, np.uint8),
                 sum_seq_len_tokens=batch.sum_seq_len_tokens,
                 max_seq_len_tokens=batch.max_seq_len_tokens,
                 step_ms=step_ms,

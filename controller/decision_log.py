@@ -23,7 +23,7 @@ Schema version 1. Every file stands alone. Fields that are not known are null. `
   ``propensity``; null where nothing was sent.
 
 Rows are written by a thread of the log's own. Where the disk is full, read-only or too slow, rows are dropped
-and counted, and the sidecar goes on.
+and counted, and the sidecar goes on. Numbers that JSON lacks (NaN, infinity) are null.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import math
 import os
 import threading
 import time
@@ -148,6 +149,10 @@ class DecisionLog:
             self._rows.append(make_row)
 
     def _run(self) -> None:
+        try:
+            self._begin()
+        except OSError as error:  # said now, and not only when the first engine comes
+            self._fail(error, 0)
         while not self._stop.wait(self._config.flush_s):
             self.flush()
         self.flush()
@@ -278,6 +283,7 @@ def step_row(
 
 
 def _decision_row(decision: pb.Decision) -> dict[str, Any]:
+    known = decision.HasField("propensity") and math.isfinite(decision.propensity)
     return {
         "decision_id": decision.decision_id,
         "known_step_id": decision.known_step_id,
@@ -285,7 +291,7 @@ def _decision_row(decision: pb.Decision) -> dict[str, Any]:
         "reason": _REASONS[decision.reason],
         "policy": decision.policy,
         "policy_version": decision.policy_version,
-        "propensity": decision.propensity if decision.HasField("propensity") else None,
+        "propensity": decision.propensity if known else None,
     }
 
 

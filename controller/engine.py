@@ -6,7 +6,7 @@ import statistics
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,12 @@ import numpy as np
 
 from specgov.controller.config import ServeConfig
 from specgov.controller.decision import DecisionBuilder
+from specgov.controller.fallback import Fallback
+from specgov.controller.logs import get_logger
 from specgov.controller.profiles import step_time_for
 from specgov.controller.validation import RejectedMessage, check_engine_rule, check_report
 from specgov.policies.registry import make_policy
-from specgov.policies.types import BatchView, EngineSpec, PolicyContext, Reason, StepObservation
+from specgov.policies.types import BatchView, EngineSpec, Policy, PolicyContext, Reason, StepObservation
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 KEPT_DECISIONS = 32
 LAG_WINDOW_REPORTS = 200
 LAG_WINDOW_DECISIONS = 256
+MAX_FAILURE_CHARS = 500
 GENERATIONS_BETWEEN_BOOTS = 101
 """Added to slot generations with each boot; odd, so that 256 boots differ."""
 
@@ -53,6 +56,9 @@ class Engine:
 
     Every method wants ``lock`` held; no lock spans engines. ``session`` is the stream that has the engine.
 
+    A rule that raises, or chooses what the engine cannot do, is set aside for ``Fallback`` until the engine
+    is given a rule again; ``policy_failure`` says why, and is empty otherwise.
+
     Raises:
         PolicyError: the configured policy cannot be used on this engine.
         RejectedMessage: the profile that the engine names is not known.
@@ -68,6 +74,7 @@ class Engine:
         self.spec = spec
         self.mode: pb.Mode.ValueType = MODES[config.mode]
         self.policy_text = config.policy
+        self.policy_failure = ""
         self.reports = 0
         self.reports_rejected = 0
         self.reports_dropped = 0
@@ -133,26 +140,21 @@ class Engine:
         self.reports_dropped += report.reports_dropped
         self.last_record = StepRecord(step, report.decision_id, lag, engine_rule, report.reports_dropped)
         if self.mode != pb.MODE_FROZEN and not step.warm_up:
-            self.policy.observe(step)
+            try:
+                self.policy.observe(step)
+            except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
+                self._set_policy_aside(error)
         return self.last_record
 
     def decide(self) -> pb.Decision | None:
-        """The decision for the newest batch known, a batch of one before the first report; None in mode off.
-
-        Raises:
-            PolicyError: the rule chose something that the engine cannot do.
-
-        """
+        """The decision for the newest batch, a batch of one before the first report; None in mode off."""
         if self.mode == pb.MODE_OFF:
             return None
-        choice = self.policy.choose(self._batch)
-        decision = self._builder.build(
-            choice,
-            self._batch.batch_size,
-            decision_id=self._last_decision_id + 1,
-            known_step_id=self._last_step_id,
-            reason=_REASON_BY_MODE.get(self.mode, choice.reason),
-        )
+        try:
+            decision = self._ask_policy()
+        except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
+            self._set_policy_aside(error)
+            decision = self._ask_policy()
         if self.last_decisions and self.last_decisions[-1].num_steps != decision.num_steps:
             self.tier_switches += 1
         self.decisions += 1
@@ -160,6 +162,23 @@ class Engine:
         self._known_step_ids.append(self._last_step_id)
         self.last_decisions.append(decision)
         return decision
+
+    def forget(self) -> None:
+        """Let the rule forget what no longer holds, since the weights changed."""
+        try:
+            self.policy.forget()
+        except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
+            self._set_policy_aside(error)
+
+    def estimates(self) -> Mapping[str, float]:
+        """What the rule believes, by name; empty where it cannot say."""
+        try:
+            return self.policy.estimates()
+        except Exception as error:  # noqa: BLE001 - it can decide all the same
+            get_logger().warning(
+                "policy cannot say what it believes", engine_id=self.info.engine_id, problem=_said(error)
+            )
+            return {}
 
     def set_policy(self, text: str) -> None:
         """Replace the rule; what the old one had learnt is gone.
@@ -184,6 +203,7 @@ class Engine:
             reports_dropped=self.reports_dropped,
             decisions=self.decisions,
             tier_switches=self.tier_switches,
+            policy_failure=self.policy_failure,
         )
         if self.last_record is not None:
             state.last_step.CopyFrom(self.summary(self.last_record))
@@ -218,8 +238,33 @@ class Engine:
             clock=self._clock,
             step_time=step_time_for(self.info.profile, self._config.profile, self.spec.graph_batch_sizes),
         )
-        self.policy = make_policy(text, context)
-        self._builder = DecisionBuilder(self.spec, self.policy, self._config.ttl_steps, self._config.ttl_ms)
+        # Who may set a policy may not thereby open files; who starts the sidecar may.
+        self._install(make_policy(text, context, files=text == self._config.policy))
+        self.policy_failure = ""
+
+    def _install(self, policy: Policy) -> None:
+        self.policy = policy
+        self._builder = DecisionBuilder(self.spec, policy, self._config.ttl_steps, self._config.ttl_ms)
+
+    def _set_policy_aside(self, error: Exception) -> None:
+        self.policy_failure = _said(error)
+        get_logger().error(
+            "policy failed and is set aside; its engine gets its smallest tier until it is given a policy",
+            engine_id=self.info.engine_id,
+            policy=self.policy_text,
+            exc_info=error,
+        )
+        self._install(Fallback(self.spec))
+
+    def _ask_policy(self) -> pb.Decision:
+        choice = self.policy.choose(self._batch)
+        return self._builder.build(
+            choice,
+            self._batch.batch_size,
+            decision_id=self._last_decision_id + 1,
+            known_step_id=self._last_step_id,
+            reason=_REASON_BY_MODE.get(self.mode, choice.reason),
+        )
 
     def _lag_steps(self, report: pb.StepReport) -> int | None:
         """Steps from the newest result that the followed decision knew; None if that is not remembered."""
@@ -232,3 +277,8 @@ class Engine:
         lag = report.step_id - known_step_id
         self._lags.append(lag)
         return lag
+
+
+def _said(error: Exception) -> str:
+    """The error in one line, clipped."""
+    return f"{type(error).__name__}: {error}"[:MAX_FAILURE_CHARS]

@@ -60,6 +60,11 @@ class Engines:
         """How many engines have a stream."""
         return sum(engine.session is not None for engine in tuple(self._by_id.values()))
 
+    @property
+    def on_fallback(self) -> int:
+        """How many engines have a fallback in place of a policy that failed."""
+        return sum(bool(engine.policy_failure) for engine in tuple(self._by_id.values()))
+
     def get(self, engine_id: str) -> Engine | None:
         """The engine of that id."""
         with self._lock:

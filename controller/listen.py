@@ -62,11 +62,7 @@ def parse_address(text: str) -> Address:
             raise ListenError(f"{text}: no path of a socket file")
         if not path.is_absolute():
             path = Path.cwd() / path
-        if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-            raise ListenError(
-                f"{path}: longer than the {MAX_SOCKET_PATH_BYTES} bytes that a socket's path may have"
-            )
-        return UnixAddress(path)
+        return UnixAddress(_checked_length(path))
     return parse_tcp_address(text)
 
 
@@ -101,13 +97,25 @@ def default_address() -> UnixAddress:
             f"{folder}: must be a folder of user {os.getuid()} with mode 0700, "
             f"but has owner {found.st_uid} and mode {stat.filemode(found.st_mode)}; remove it or use --listen"
         )
-    return UnixAddress(folder / "specgov.sock")
+    return UnixAddress(_checked_length(folder / "specgov.sock"))
+
+
+def _checked_length(path: Path) -> Path:
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise ListenError(
+            f"{path}: longer than the {MAX_SOCKET_PATH_BYTES} bytes that a socket's path may have"
+        )
+    return path
 
 
 def default_folder() -> Path:
-    """``specgov`` in ``$XDG_RUNTIME_DIR``, else a folder of the user's own in the temporary one; not made."""
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(runtime) / "specgov"
+    """``specgov`` in ``$XDG_RUNTIME_DIR``, else a folder of the user's own in the temporary one; not made.
+
+    A relative ``$XDG_RUNTIME_DIR`` counts as none, as the XDG Base Directory Specification has it.
+    """
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    if runtime.is_absolute():
+        return runtime / "specgov"
     return Path(tempfile.gettempdir()) / f"specgov-{os.getuid()}"
 
 

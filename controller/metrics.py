@@ -25,7 +25,8 @@ def reason_label(reason: int) -> str:
 class Metrics:
     """All metrics, in a registry of their own.
 
-    ``connected_engines`` and ``log_rows_dropped`` are read when the endpoint is asked.
+    ``connected_engines``, ``engines_on_fallback`` and ``log_rows_dropped`` are read when the endpoint is
+    asked.
     """
 
     def __init__(self) -> None:
@@ -63,6 +64,11 @@ class Metrics:
         self._connected_engines = Gauge(
             "specgov_connected_engines", "Engines with an open stream", registry=self.registry
         )
+        self._engines_on_fallback = Gauge(
+            "specgov_engines_on_fallback",
+            "Engines whose policy failed and was set aside",
+            registry=self.registry,
+        )
         self._log_rows_dropped = Gauge(
             "specgov_decision_log_rows_dropped",
             "Decision log rows lost since the start, because the disk failed or was slow",
@@ -84,7 +90,13 @@ class Metrics:
         """Count a rejected message."""
         self._rejected.labels(cause.value).inc()
 
-    def watch(self, connected_engines: Callable[[], int], log_rows_dropped: Callable[[], int]) -> None:
+    def watch(
+        self,
+        connected_engines: Callable[[], int],
+        engines_on_fallback: Callable[[], int],
+        log_rows_dropped: Callable[[], int],
+    ) -> None:
         """Where the values that are read on demand come from."""
         self._connected_engines.set_function(connected_engines)
+        self._engines_on_fallback.set_function(engines_on_fallback)
         self._log_rows_dropped.set_function(log_rows_dropped)

@@ -18,7 +18,12 @@ from specgov.controller.decision_log import DecisionLog
 from specgov.controller.engines import Engines
 from specgov.controller.logs import get_logger
 from specgov.controller.metrics import Metrics
-from specgov.controller.service import HANDSHAKES, ControllerAdmin, SpeculationController
+from specgov.controller.service import (
+    HANDSHAKES,
+    ControllerAdmin,
+    SpeculationController,
+    add_speculation_controller,
+)
 from specgov.controller.telemetry import Telemetry
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
@@ -61,6 +66,7 @@ class Sidecar:
         self._metrics_server: WSGIServer | None = None
         self.metrics.watch(
             connected_engines=lambda: self.engines.connected,
+            engines_on_fallback=lambda: self.engines.on_fallback,
             log_rows_dropped=lambda: self.decision_log.rows_dropped if self.decision_log else 0,
         )
         self._server = self._make_server()
@@ -129,7 +135,7 @@ class Sidecar:
             ],
             maximum_concurrent_rpcs=workers,
         )
-        pb_grpc.add_SpeculationControllerServicer_to_server(self._controller, server)
+        add_speculation_controller(self._controller, server)
         pb_grpc.add_ControllerAdminServicer_to_server(self._admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

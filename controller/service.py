@@ -14,7 +14,7 @@ from specgov.controller.engine import Engine
 from specgov.controller.engines import Engines
 from specgov.controller.session import Session, SessionEnded
 from specgov.controller.telemetry import Telemetry
-from specgov.controller.validation import RejectedMessage
+from specgov.controller.validation import RejectedMessage, check_policy_text, read_message
 from specgov.controller.watch import Watcher
 from specgov.policies.profile import ProfileError
 from specgov.policies.types import PolicyError
@@ -22,10 +22,29 @@ from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
 
 DRAINING = "draining: this sidecar is being stopped"
-
+MAX_DETAILS_CHARS = 600
+"""Longest message of a status: a client takes 8 KiB, and a character may become 12 bytes on the wire."""
 
 HANDSHAKES = 16
 """Streams above the limit of engines that may be open at the same time, for some that take engines over."""
+
+
+def add_speculation_controller(controller: SpeculationController, server: grpc.Server) -> None:
+    """Serve ``controller``; bytes that are no message are rejected by their stream and do not end it."""
+    methods = {
+        "Control": grpc.stream_stream_rpc_method_handler(
+            controller.Control,
+            request_deserializer=read_message,
+            response_serializer=pb.Decision.SerializeToString,
+        ),
+        "Decide": grpc.unary_unary_rpc_method_handler(
+            controller.Decide,
+            request_deserializer=pb.DecideRequest.FromString,
+            response_serializer=pb.Decision.SerializeToString,
+        ),
+    }
+    name = pb.DESCRIPTOR.services_by_name["SpeculationController"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
 
 
 class SpeculationController(pb_grpc.SpeculationControllerServicer):
@@ -40,7 +59,7 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
         self._draining = False
 
     def Control(  # noqa: N802 the protocol's name
-        self, request_iterator: Iterator[pb.EngineMessage], context: grpc.ServicerContext
+        self, request_iterator: Iterator[pb.EngineMessage | RejectedMessage], context: grpc.ServicerContext
     ) -> Iterator[pb.Decision]:
         """One engine's stream."""
         session = Session(self._engines, self._telemetry)
@@ -51,7 +70,7 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
             ).start()
             yield from session.run()
         except SessionEnded as ended:
-            context.abort(ended.code, ended.details)
+            _abort(context, ended.code, ended.details)
         finally:
             self._close(session)
 
@@ -62,9 +81,9 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
         except (RejectedMessage, PolicyError) as error:
             if isinstance(error, RejectedMessage):
                 self._telemetry.rejected(error.cause)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except ProfileError as error:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     @property
     def open_streams(self) -> int:
@@ -126,14 +145,14 @@ class ControllerAdmin(pb_grpc.ControllerAdminServicer):
             return pb.GetEngineResponse(
                 engine=engine.state(),
                 last_decisions=engine.last_decisions,
-                estimates=engine.policy.estimates(),
+                estimates=engine.estimates(),
             )
 
     def SetMode(self, request: pb.SetModeRequest, context: grpc.ServicerContext) -> pb.SetModeResponse:  # noqa: N802
         """Change an engine's mode; a new decision follows at once."""
         engine = self._engine(request.engine_id, context)
         if request.mode not in pb.Mode.values() or request.mode == pb.MODE_UNSPECIFIED:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"there is no mode {request.mode}")
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"there is no mode {request.mode}")
         with engine.lock:
             engine.mode = request.mode
             return pb.SetModeResponse(engine=_refreshed(engine))
@@ -143,16 +162,18 @@ class ControllerAdmin(pb_grpc.ControllerAdminServicer):
         engine = self._engine(request.engine_id, context)
         with engine.lock:
             try:
+                check_policy_text(request.policy)
                 engine.set_policy(request.policy)
-            except PolicyError as error:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except (PolicyError, RejectedMessage) as error:
+                _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return pb.SetPolicyResponse(engine=_refreshed(engine))
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.StepSummary]:  # noqa: N802
         """Steps as they are reported."""
-        watcher = Watcher(request.engine_id, request.every_steps)
+        watcher = Watcher(request.engine_id, request.every_steps, context.cancel)
         if not self._telemetry.watchers.add(watcher, self._config.max_watchers):
-            context.abort(
+            _abort(
+                context,
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self._config.max_watchers} watch streams are open, which is the limit (max_watchers)",
             )
@@ -161,10 +182,11 @@ class ControllerAdmin(pb_grpc.ControllerAdminServicer):
             yield from watcher.run()
         finally:
             self._telemetry.watchers.remove(watcher)
+            if watcher.too_slow:
+                self._telemetry.metrics.watchers_dropped.inc()
         if watcher.too_slow:
-            self._telemetry.metrics.watchers_dropped.inc()
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this watcher reads too slowly")
-        context.abort(grpc.StatusCode.UNAVAILABLE, DRAINING)
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "this watcher reads too slowly")
+        _abort(context, grpc.StatusCode.UNAVAILABLE, DRAINING)
 
     def drain(self) -> None:
         """End all watch streams."""
@@ -178,8 +200,16 @@ class ControllerAdmin(pb_grpc.ControllerAdminServicer):
         return engine
 
 
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
+    """End the call with a status; of long details the middle is left out."""
+    if len(details) > MAX_DETAILS_CHARS:
+        half = MAX_DETAILS_CHARS // 2
+        details = f"{details[:half]} ... {details[-half:]}"
+    context.abort(code, details)
+
+
 def _not_found(engine_id: str, context: grpc.ServicerContext) -> NoReturn:
-    context.abort(grpc.StatusCode.NOT_FOUND, f"there is no engine {engine_id!r}")
+    _abort(context, grpc.StatusCode.NOT_FOUND, f"there is no engine {engine_id!r}")
 
 
 def _refreshed(engine: Engine) -> pb.EngineState:

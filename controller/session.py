@@ -59,7 +59,7 @@ class _InputEnded:
 _SUPERSEDED = "superseded: a newer stream of the same engine took over"
 _EVENT_NAMES = {number: name.removeprefix("KIND_").lower() for name, number in pb.EngineEvent.Kind.items()}
 
-_Mail = pb.EngineMessage | SessionEnded | _Refresh | _InputEnded
+_Mail = pb.EngineMessage | RejectedMessage | SessionEnded | _Refresh | _InputEnded
 
 
 class Session:
@@ -79,11 +79,11 @@ class Session:
 
     # Called from other threads.
 
-    def deliver(self, message: pb.EngineMessage) -> None:
+    def deliver(self, message: pb.EngineMessage | RejectedMessage) -> None:
         """Put a message into the mailbox."""
         self._mailbox.put(message)
 
-    def read(self, messages: Iterable[pb.EngineMessage]) -> None:
+    def read(self, messages: Iterable[pb.EngineMessage | RejectedMessage]) -> None:
         """Deliver the stream's messages until the stream ends; runs on the reader's thread."""
         try:
             for message in messages:
@@ -140,6 +140,9 @@ class Session:
             ) from None
         if isinstance(first, SessionEnded):
             raise first
+        if isinstance(first, RejectedMessage):
+            self._telemetry.rejected(first.cause)
+            raise SessionEnded(grpc.StatusCode.INVALID_ARGUMENT, str(first))
         if not isinstance(first, pb.EngineMessage) or first.WhichOneof("message") != "info":
             self._telemetry.rejected(Cause.MISSING_INFO)
             raise SessionEnded(
@@ -179,7 +182,7 @@ class Session:
                 raise SessionEnded(grpc.StatusCode.ABORTED, _SUPERSEDED)
             switches = engine.tier_switches
             wanted = [self._take_in(engine, piece, records) for piece in mail]
-            decision = self._decide(engine) if any(wanted) and not self._input_ended else None
+            decision = engine.decide() if any(wanted) and not self._input_ended else None
             self._telemetry.stepped(engine, records, decision)
         if decision is not None:
             self._telemetry.decided(
@@ -188,12 +191,6 @@ class Session:
                 seconds=self._telemetry.timer() - started_s,
             )
         return decision
-
-    def _decide(self, engine: Engine) -> pb.Decision | None:
-        try:
-            return engine.decide()
-        except PolicyError as error:
-            raise SessionEnded(grpc.StatusCode.INTERNAL, str(error)) from error
 
     def _take_in(self, engine: Engine, mail: _Mail, records: list[StepRecord]) -> bool:
         """Take one piece of mail in; whether it calls for a new decision."""
@@ -204,8 +201,10 @@ class Session:
             return False
         if isinstance(mail, _Refresh):
             return True
-        kind = mail.WhichOneof("message")
         try:
+            if isinstance(mail, RejectedMessage):
+                raise mail
+            kind = mail.WhichOneof("message")
             if kind == "report":
                 records.append(engine.observe(mail.report))
                 return True
@@ -243,6 +242,6 @@ def _apply_event(engine: Engine, event: pb.EngineEvent) -> bool:
         step_id=event.step_id,
     )
     if event.kind == pb.EngineEvent.KIND_WEIGHTS_UPDATED:
-        engine.policy.forget()
+        engine.forget()
         return True
     return event.kind == pb.EngineEvent.KIND_RESUMED

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from specgov.policies.types import MAX_BATCH_SIZE, EngineSpec, StepObservation
@@ -22,6 +23,7 @@ MAX_TIERS = 32
 MAX_GRAPH_BATCH_SIZES = 4096
 MAX_NAME_CHARS = 128
 MAX_TEXT_CHARS = 512
+MAX_POLICY_CHARS = 4096
 MAX_SEQ_LEN_TOKENS = 100_000_000
 MAX_KV_CAPACITY_TOKENS = 2**48
 MAX_WAITING_REQUESTS = 10_000_000
@@ -52,6 +54,7 @@ class Cause(enum.StrEnum):
     STEP_ID_NOT_NEW = "step_id_not_new"
     OUT_OF_RANGE = "out_of_range"
     MISSING_ACCEPTANCE = "missing_acceptance"
+    UNREADABLE = "unreadable"
 
 
 class RejectedMessage(ValueError):  # noqa: N818 it names the message, not the act
@@ -79,6 +82,25 @@ def check_tiers(tiers: Iterable[int]) -> tuple[int, ...]:
     if not _ascending(tiers):
         raise RejectedMessage(Cause.BAD_TIERS, f"tiers must be ascending and distinct, not {list(tiers)}")
     return tiers
+
+
+def read_message(data: bytes) -> pb.EngineMessage | RejectedMessage:
+    """The message in ``data``, or why there is none: bytes that are no message must not end their stream."""
+    try:
+        return pb.EngineMessage.FromString(data)
+    except DecodeError as error:
+        return RejectedMessage(Cause.UNREADABLE, f"{len(data)} bytes that are no EngineMessage: {error}")
+
+
+def check_policy_text(text: str) -> None:
+    """Refuse a policy's text that is too long to be read.
+
+    Raises:
+        RejectedMessage: it is.
+
+    """
+    if len(text) > MAX_POLICY_CHARS:
+        raise RejectedMessage(Cause.OUT_OF_RANGE, f"policy is longer than {MAX_POLICY_CHARS} characters")
 
 
 def check_info(info: pb.EngineInfo) -> EngineSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from specgov.proto.v1 import specgov_pb2 as pb
 
@@ -13,9 +13,13 @@ MAX_WAITING_SUMMARIES = 1000
 
 
 class Watcher:
-    """One watch stream: one summary in ``every_steps`` of one engine, of each if ``engine_id`` is empty."""
+    """One watch stream: one summary in ``every_steps`` of one engine, of each if ``engine_id`` is empty.
 
-    def __init__(self, engine_id: str, every_steps: int) -> None:
+    ``cut_off`` ends the stream also where its thread waits for a peer that reads nothing.
+    """
+
+    def __init__(self, engine_id: str, every_steps: int, cut_off: Callable[[], object]) -> None:
+        self.cut_off = cut_off
         self.engine_id = engine_id
         self.too_slow = False
         self._every_steps = max(1, every_steps)
@@ -62,12 +66,18 @@ class Watchers:
         self._lock = threading.Lock()
 
     def add(self, watcher: Watcher, limit: int) -> bool:
-        """Add a watcher unless there are ``limit`` already; whether it was added."""
+        """Add a watcher unless there are ``limit`` already; whether it was added.
+
+        Those that were too slow and have not even taken their status make room.
+        """
         with self._lock:
-            if len(self.all) >= limit:
-                return False
-            self.all = (*self.all, watcher)
-            return True
+            stuck = [other for other in self.all if other.too_slow] if len(self.all) >= limit else []
+            others = tuple(other for other in self.all if other not in stuck)
+            has_room = len(others) < limit
+            self.all = (*others, watcher) if has_room else others
+        for other in stuck:
+            other.cut_off()
+        return has_room
 
     def remove(self, watcher: Watcher) -> None:
         """Forget a watcher; may be called more than once."""

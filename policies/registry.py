@@ -8,6 +8,9 @@ A rule is a class with ``name``, ``version`` and a frozen dataclass ``Config`` t
 ``PolicyError``), made as ``Rule(context, config)``. A ``Config`` with options of its own shape has the
 classmethod ``from_arguments(arguments: tuple[str, ...])``. To add a rule to the package, add a line to
 ``_RULES``; from elsewhere, call ``register``. A rule's module is imported only when the rule is used.
+
+A text from somebody who may not open files here is read with ``files=False``: options that are texts, which
+may name files, then take only what the ``Config``'s static method ``bundled()`` lists, if it has one.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ _RULES = {
     "sliding_ucb": "specgov.policies.ucb:SlidingUcb",
     "exp3": "specgov.policies.exp3:Exp3",
     "linucb": "specgov.policies.linucb:LinUcb",
+    "ppo": "specgov.policies.ppo:Ppo",
 }
 
 _EXPECTED = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
@@ -63,14 +67,14 @@ def policy_names() -> tuple[str, ...]:
     return tuple(_RULES)
 
 
-def make_policy(text: str, context: PolicyContext) -> Policy:
+def make_policy(text: str, context: PolicyContext, *, files: bool = True) -> Policy:
     """The rule that ``text`` names, for one engine.
 
     Raises:
         PolicyError: no such rule or option, a value that the rule or the engine cannot use.
 
     """
-    rule, config = parse_policy(text)
+    rule, config = parse_policy(text, files=files)
     try:
         policy: Policy = rule(context, config)
     except PolicyError as error:
@@ -78,7 +82,7 @@ def make_policy(text: str, context: PolicyContext) -> Policy:
     return policy
 
 
-def parse_policy(text: str) -> tuple[type[Any], Any]:
+def parse_policy(text: str, *, files: bool = True) -> tuple[type[Any], Any]:
     """The class and the ``Config`` that ``text`` names: all that can be checked before the engine is known.
 
     Raises:
@@ -88,7 +92,7 @@ def parse_policy(text: str) -> tuple[type[Any], Any]:
     name, *arguments = (part.strip() for part in text.split(":"))
     rule = _load(name)
     try:
-        return rule, _config(rule.Config, tuple(arguments))
+        return rule, _config(rule.Config, tuple(arguments), files)
     except PolicyError as error:
         raise PolicyError(f"policy {text!r}: {error}") from error
 
@@ -130,13 +134,25 @@ def _load(name: str) -> type[Any]:
     return rule
 
 
-def _config(config_class: type[Any], arguments: tuple[str, ...]) -> Any:
+def _config(config_class: type[Any], arguments: tuple[str, ...], files: bool) -> Any:
     if hasattr(config_class, "from_arguments"):
         return config_class.from_arguments(arguments)
     names = [field.name for field in _fields(config_class)]
     hints = typing.get_type_hints(config_class)
     values = {name: _value(name, hints[name], text) for name, text in _named(names, arguments).items()}
+    if not files:
+        _refuse_files(config_class, values)
     return config_class(**values)
+
+
+def _refuse_files(config_class: type[Any], values: dict[str, Any]) -> None:
+    """Refuse what may name a file."""
+    bundled = config_class.bundled() if hasattr(config_class, "bundled") else ()
+    for name, value in values.items():
+        if isinstance(value, str) and value not in bundled:
+            raise PolicyError(
+                f"{name} may name a file, and none is opened for a request: start the sidecar with it"
+            )
 
 
 def _named(names: list[str], arguments: tuple[str, ...]) -> dict[str, str]:

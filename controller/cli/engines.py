@@ -189,6 +189,8 @@ def _print_engine(answer: specgov_pb2.GetEngineResponse) -> None:
         ),
         ("decisions", f"{engine.decisions}, tier switches {engine.tier_switches}"),
     ]
+    if engine.policy_failure:
+        facts.append(("policy failed", engine.policy_failure))
     if engine.HasField("decision_lag_steps_p50"):
         facts.append(("decision lag p50", f"{engine.decision_lag_steps_p50:g} steps"))
     if engine.HasField("last_step"):

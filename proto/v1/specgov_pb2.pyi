@@ -598,6 +598,7 @@ class EngineState(_message.Message):
     TIER_SWITCHES_FIELD_NUMBER: _builtins.int
     LAST_STEP_FIELD_NUMBER: _builtins.int
     DECISION_LAG_STEPS_P50_FIELD_NUMBER: _builtins.int
+    POLICY_FAILURE_FIELD_NUMBER: _builtins.int
     connected: _builtins.bool
     mode: Global___Mode.ValueType
     policy: _builtins.str
@@ -609,6 +610,8 @@ class EngineState(_message.Message):
     tier_switches: _builtins.int
     decision_lag_steps_p50: _builtins.float
     """Steps between a result that a decision knew and the step that followed it, over the last reports."""
+    policy_failure: _builtins.str
+    """Why the engine's policy was set aside for a fallback, until it is given a policy again; empty = it was not."""
     @_builtins.property
     def info(self) -> Global___EngineInfo: ...
     @_builtins.property
@@ -628,10 +631,11 @@ class EngineState(_message.Message):
         tier_switches: _builtins.int = ...,
         last_step: Global___StepSummary | None = ...,
         decision_lag_steps_p50: _builtins.float | None = ...,
+        policy_failure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "decision_lag_steps_p50", b"decision_lag_steps_p50", "info", b"info", "last_step", b"last_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "connected", b"connected", "decision_lag_steps_p50", b"decision_lag_steps_p50", "decisions", b"decisions", "info", b"info", "last_step", b"last_step", "mode", b"mode", "policy", b"policy", "policy_version", b"policy_version", "reports", b"reports", "reports_dropped", b"reports_dropped", "reports_rejected", b"reports_rejected", "tier_switches", b"tier_switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "connected", b"connected", "decision_lag_steps_p50", b"decision_lag_steps_p50", "decisions", b"decisions", "info", b"info", "last_step", b"last_step", "mode", b"mode", "policy", b"policy", "policy_failure", b"policy_failure", "policy_version", b"policy_version", "reports", b"reports", "reports_dropped", b"reports_dropped", "reports_rejected", b"reports_rejected", "tier_switches", b"tier_switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["decision_lag_steps_p50"]  # noqa: Y015
     _WhichOneofArgType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50"]  # noqa: Y015

@@ -33,6 +33,7 @@ ENGINE = pb.EngineState(
     policy="static:3",
     reports=12,
     tier_switches=2,
+    policy_failure="ArithmeticError: of the rule",
     last_step=pb.StepSummary(engine_id="e1", step_id=12, batch_size=5, num_steps=3, accept_length=2.5),
 )
 
@@ -179,7 +180,8 @@ def test_engines(run, serve) -> None:
 def test_engines_show(run, serve) -> None:
     target = serve(Sidecar())
     ran = run("engines", "show", "e1", "--target", target)
-    for said in ("e1 (emulated)", "lambda", "0.25", "1..31", "tier switches 2"):
+    failure = "ArithmeticError: of the rule"
+    for said in ("e1 (emulated)", "lambda", "0.25", "1..31", "tier switches 2", failure):
         assert said in ran.out
     assert json.loads(run("engines", "show", "e1", "--json", "--target", target).out)["estimates"] == {
         "lambda": 0.25

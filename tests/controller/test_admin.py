@@ -120,7 +120,7 @@ def test_set_policy_sends_a_decision(start: Make) -> None:
     assert again.call.is_active()
 
 
-@pytest.mark.parametrize("policy", ["best", "static:4", ""])
+@pytest.mark.parametrize("policy", ["best", "static:4", "", "x" * 100_000, "ema:/etc/hostname"])
 def test_set_policy_that_cannot_be(start: Make, policy: str) -> None:
     sidecar = start()
     sidecar.stream()
@@ -165,8 +165,12 @@ def test_watch_over_the_limit(start: Make, eventually: Make) -> None:
     assert first.is_active()
 
 
+def _nothing() -> None:
+    pass
+
+
 def test_slow_watcher_is_dropped() -> None:
-    watcher = Watcher("", every_steps=1)
+    watcher = Watcher("", every_steps=1, cut_off=_nothing)
     for step_id in range(1, MAX_WAITING_SUMMARIES + 1):
         watcher.put(pb.StepSummary(step_id=step_id))
     assert not watcher.too_slow
@@ -196,10 +200,26 @@ def test_slow_watcher_gets_a_status(start: Make, make_report: Make, eventually: 
     assert sidecar.metric("specgov_watchers_dropped_total") == 1
 
 
+def test_watcher_that_reads_nothing_makes_room_for_another(start: Make, eventually: Make) -> None:
+    sidecar = start(max_watchers=1)
+    stuck = sidecar.admin.Watch(pb.WatchRequest(), timeout=60)
+    eventually(lambda: len(sidecar.sidecar.watchers.all) == 1, "the watch's beginning")
+    (watcher,) = sidecar.sidecar.watchers.all
+    for _ in range(100 * MAX_WAITING_SUMMARIES):  # until the stream is full and the thread waits in it
+        watcher.put(pb.StepSummary(engine_id="x" * 1000))
+    assert watcher.too_slow
+    another = sidecar.admin.Watch(pb.WatchRequest(), timeout=60)
+    eventually(lambda: sidecar.sidecar.watchers.all not in ((), (watcher,)), "the other's beginning")
+    sidecar.sidecar.watchers.all[0].put(pb.StepSummary(step_id=4))
+    assert next(another).step_id == 4
+    eventually(lambda: sidecar.metric("specgov_watchers_dropped_total") == 1, "the stuck one's end")
+    stuck.cancel()
+
+
 def test_watchers_are_removed_once() -> None:
-    watchers, watcher = Watchers(), Watcher("", 0)
+    watchers, watcher = Watchers(), Watcher("", 0, _nothing)
     assert watchers.add(watcher, limit=1)
-    assert not watchers.add(Watcher("", 0), limit=1)
+    assert not watchers.add(Watcher("", 0, _nothing), limit=1)
     watchers.remove(watcher)
     watchers.remove(watcher)
     assert watchers.all == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +14,9 @@ from specgov.controller import decide as decide_module
 from specgov.controller.config import ServeConfig
 from specgov.controller.decide import decide
 from specgov.controller.validation import Cause, RejectedMessage
+from specgov.policies.static import Static
 from specgov.policies.step_time import StepGrid, TableStepTime
+from specgov.policies.types import PolicyError
 from specgov.proto.v1 import specgov_pb2 as pb
 
 Make = Callable[..., Any]
@@ -159,6 +162,7 @@ BAD_QUESTIONS: list[tuple[str, dict[str, Any], Cause, str]] = [
             (-1.0, 3, Cause.OUT_OF_RANGE, "cannot occur at num_steps 3"),
             (4.5, 3, Cause.OUT_OF_RANGE, "cannot occur at num_steps 3"),
             (1.0, 0, Cause.OUT_OF_RANGE, "at num_steps 0 it says nothing"),
+            (2.0, 2**32 - 1, Cause.OUT_OF_RANGE, "num_steps 4294967295 is above 32"),
         )
     ),
 ]
@@ -182,6 +186,9 @@ def test_bad_question(changes: dict[str, Any], cause: Cause, says: str) -> None:
         *((case[1], case[3]) for case in BAD_QUESTIONS),
         ({"policy": "best"}, "unknown policy 'best'"),
         ({"policy": "static:2"}, "no tier 2"),
+        ({"policy": "x" * 500_000}, "policy is longer than 4096 characters"),
+        ({"policy": "x" * 4096}, "... "),  # too long for a status if it is repeated in full
+        ({"policy": "ema:config=/etc/hostname"}, "config may name a file, and none is opened"),
     ],
 )
 def test_status(start: Make, changes: dict[str, Any], says: str) -> None:
@@ -190,6 +197,26 @@ def test_status(start: Make, changes: dict[str, Any], says: str) -> None:
         sidecar.controller.Decide(pb.DecideRequest(**{**_QUESTION, **changes}), timeout=60)
     assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert says in raised.value.details()
+
+
+def test_the_sidecars_own_policy_may_name_a_file(tmp_path: Path) -> None:
+    """Who starts the sidecar may; a question may ask for the same policy, and for no other file."""
+    file = tmp_path / "adaptive.json"
+    file.write_text('{"1": {"candidate_steps": [1, 3]}}')
+    own = f"ema:config={file}"
+    request = pb.DecideRequest(**{**_QUESTION, "policy": own})
+    assert decide(request, ServeConfig(policy=own)).policy == "ema"
+    with pytest.raises(PolicyError, match="may name a file"):
+        decide(request, ServeConfig(policy="ema"))
+
+
+def test_a_large_batch_is_not_observed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much work a question makes is bounded: 65,535 requests are 512 observed, in 16 steps at least."""
+    observed: list[int] = []
+    monkeypatch.setattr(Static, "observe", lambda self, step: observed.append(len(step.accepted)))
+    decision = _ask(batch_size=65_535, policy="static:3")
+    assert decision.batch_size_max == 65_535
+    assert observed == [512] * 256  # 2**19 drafts / (512 requests * 3 drafts) = 341 steps, 256 at most
 
 
 def test_answer_through_a_server(start: Make) -> None:

@@ -248,3 +248,22 @@ def test_a_failing_disk_does_not_stop_decisions(start: Make, make_report: Make, 
         stream.decision_that_knows(step_id)
     sidecar.sidecar.stop()
     assert sidecar.metric("specgov_decision_log_rows_dropped") == 50  # 49 steps and the engine's row
+
+
+def test_a_probability_that_is_no_number_is_null(tmp_path: Path, record: Make) -> None:
+    log = _log(tmp_path / "log.jsonl")
+    log.steps("e", [record()], pb.Decision(propensity=float("nan"), reason=pb.REASON_POLICY), pb.MODE_ACTIVE)
+    log.flush()
+    assert _rows(tmp_path / "log.jsonl")[1]["decision"]["propensity"] is None
+
+
+def test_a_path_that_cannot_be_written_is_said_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = _log(tmp_path)  # a folder
+    log.start()
+    log.close(timeout_s=60)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "cannot be written" in said[0]
+    assert "Is a directory" in said[0]

@@ -86,6 +86,21 @@ def test_default_without_a_runtime_folder(tmp_path: Path, monkeypatch: pytest.Mo
         default_address()
 
 
+@pytest.mark.parametrize("runtime", ["", "run/user", "."])
+def test_relative_runtime_folder_counts_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert default_address().path.parent == tmp_path / f"specgov-{os.getuid()}"
+
+
+def test_default_socket_path_must_fit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("x" * 100)))
+    with pytest.raises(ListenError, match="107 bytes"):
+        default_address()
+
+
 def test_default_folder_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     owner = os.getuid()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import grpc
+import numpy as np
 import pytest
 
 from specgov.controller import engine as engine_module
@@ -94,7 +95,7 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, make_info: Make, make_report: Make) -> Bench:
-    def make_recorder(text: str, context: PolicyContext) -> Recorder:
+    def make_recorder(text: str, context: PolicyContext, *, files: bool) -> Recorder:
         return Recorder(context.engine)
 
     monkeypatch.setattr(engine_module, "make_policy", make_recorder)
@@ -172,28 +173,66 @@ def test_the_rules_own_reason_is_passed_on(bench: Bench) -> None:
     assert bench.engine.tier_switches == 1  # 3 at connect, then 1
 
 
-def test_a_tier_that_the_engine_lacks_is_never_sent(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        (Choice((TierRange(1, 8, 3), TierRange(9, 64, 4))), "recorder chose [4]"),
+        (Choice(()), "recorder chose nothing"),
+        (Choice((TierRange(1, 64, 3),), expected_tokens=np.ones(2), expected_ms=np.ones(2)), "ValueError"),
+        (None, "AttributeError"),
+    ],
+    ids=["unknown tier", "no tier", "two estimates for four tiers", "no choice"],
+)
+def test_a_rule_that_chooses_what_cannot_be_is_set_aside(bench: Bench, choice: Choice, says: str) -> None:
     session, decisions = bench.connect()
-    bench.rule.choice = Choice((TierRange(1, 8, 3), TierRange(9, 64, 4)))
+    bench.rule.choice = choice
     bench.report(session, 1)
-    with pytest.raises(SessionEnded) as ended:
-        next(decisions)
-    assert ended.value.code == grpc.StatusCode.INTERNAL
-    assert "recorder chose [4]" in ended.value.details
+    decision = next(decisions)
+    assert (decision.num_steps, decision.reason, decision.policy) == (0, pb.REASON_FALLBACK, "fallback")
+    assert (decision.batch_size_min, decision.batch_size_max, decision.known_step_id) == (1, 64, 1)
+    assert says in bench.engine.state().policy_failure
 
 
-def test_a_rule_that_fails_ends_its_stream_and_no_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Recorder, step: StepObservation) -> None:
+@pytest.mark.parametrize("method", ["observe", "choose", "forget"])
+def test_a_rule_that_fails_is_set_aside_until_there_is_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    def fail(*_: object) -> None:
         raise ArithmeticError("of the rule")
 
-    monkeypatch.setattr(Recorder, "observe", fail)
     session, decisions = bench.connect()
+    with monkeypatch.context() as broken:
+        broken.setattr(Recorder, method, fail)
+        event = pb.EngineEvent(kind=pb.EngineEvent.KIND_WEIGHTS_UPDATED)
+        session.deliver(pb.EngineMessage(event=event))
+        bench.report(session, 1, 2)
+        assert next(decisions).reason == pb.REASON_FALLBACK
+        bench.report(session, 3)
+        decision = next(decisions)
+    assert (decision.num_steps, decision.reason, decision.known_step_id) == (0, pb.REASON_FALLBACK, 3)
+    state = bench.engine.state()
+    assert (state.policy, state.policy_failure) == ("fallback", "ArithmeticError: of the rule")
+    assert bench.engines.on_fallback == 1
+    assert [record.levelname for record in caplog.records if "set aside" in record.getMessage()] == ["ERROR"]
+    bench.engine.set_policy("another")
+    session.refresh()
+    decision = next(decisions)
+    assert (decision.num_steps, decision.reason) == (3, pb.REASON_POLICY)
+    assert bench.engine.state().policy_failure == ""
+    assert bench.engines.on_fallback == 0
+
+
+def test_a_rule_that_cannot_say_what_it_believes_decides_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Recorder) -> dict[str, float]:
+        raise ArithmeticError("of the rule")
+
+    monkeypatch.setattr(Recorder, "estimates", fail)
+    session, decisions = bench.connect()
+    assert bench.engine.estimates() == {}
     bench.report(session, 1)
-    with pytest.raises(ArithmeticError):
-        next(decisions)
-    assert bench.engine.session is None
-    assert not bench.engine.lock.locked()
-    bench.connect()
+    assert next(decisions).reason == pb.REASON_POLICY
 
 
 def test_ranges_far_from_the_batch_are_left_out(bench: Bench) -> None:

@@ -119,13 +119,35 @@ def test_oversized_message_ends_the_stream_only(start: Make, make_report: Make) 
     assert again.decision().known_step_id == 1
 
 
-def test_no_protobuf_at_all_ends_the_stream_only(start: Make) -> None:
+# A varint without an end, and a string (engine_id of info) that is not UTF-8.
+NO_MESSAGES = (b"\xff\xff\xff", b"\x0a\x04\x0a\x02\xff\xfe")
+
+
+@pytest.mark.parametrize("data", NO_MESSAGES)
+def test_first_message_that_is_none(start: Make, data: bytes) -> None:
     sidecar = start()
     call = sidecar.channel.stream_stream("/specgov.v1.SpeculationController/Control")
     with pytest.raises(grpc.RpcError) as raised:
-        next(call(iter([b"\xff\xff\xff"]), timeout=60))
-    assert raised.value.code() == grpc.StatusCode.INTERNAL
+        next(call(iter([data]), timeout=60))
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert f"{len(data)} bytes that are no EngineMessage" in raised.value.details()
+    assert sidecar.metric("specgov_messages_rejected_total", cause="unreadable") == 1
     assert sidecar.stream().call.is_active()
+
+
+@pytest.mark.parametrize("data", NO_MESSAGES)
+def test_bytes_that_are_no_message_are_rejected_and_the_session_lives(
+    start: Make, make_info: Make, make_report: Make, data: bytes
+) -> None:
+    sidecar = start()
+    call = sidecar.channel.stream_stream(
+        "/specgov.v1.SpeculationController/Control", response_deserializer=pb.Decision.FromString
+    )
+    info, report = pb.EngineMessage(info=make_info()), pb.EngineMessage(report=make_report(1))
+    messages = [info.SerializeToString(), data, report.SerializeToString()]
+    list(call(iter(messages), timeout=60))  # ends without an error
+    assert sidecar.state().reports == 1
+    assert sidecar.metric("specgov_messages_rejected_total", cause="unreadable") == 1
 
 
 def test_unknown_fields_and_messages_are_ignored(start: Make, make_info: Make, make_report: Make) -> None:

@@ -163,6 +163,25 @@ def test_registering() -> None:
         register("b", "a_plugin.Plain")
 
 
+@pytest.mark.parametrize("text", ["ema:config=slots.json", "ema:/etc/hostname", "ema:config=x:ema_alpha=0.3"])
+def test_a_stranger_names_no_files(text: str) -> None:
+    with pytest.raises(PolicyError, match="config may name a file, and none is opened"):
+        parse_policy(text, files=False)
+
+
+@pytest.mark.usefixtures("typed")
+def test_a_stranger_may_name_what_is_bundled(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PolicyError, match="text may name a file"):
+        parse_policy("typed:text=b", files=False)
+    monkeypatch.setattr(Typed.Config, "bundled", staticmethod(lambda: ["b"]), raising=False)
+    assert parse_policy("typed:text=b", files=False)[1].text == "b"
+
+
+def test_a_stranger_may_set_what_is_no_text() -> None:
+    assert parse_policy("ema:ema_alpha=0.3", files=False)[1].ema_alpha == 0.3
+    assert parse_policy("schedule:1=3:9=0", files=False)[1].starts == ((1, 3), (9, 0))
+
+
 def test_importing_the_registry_imports_no_rule() -> None:
     code = (
         "import sys, specgov.policies.registry\n"
