@@ -6,7 +6,9 @@ step.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from numbers import Real
 from typing import Protocol
 
 import numpy as np
@@ -121,12 +123,18 @@ def make_reward(name: str, n: int, options: dict[str, float] | None = None) -> R
     """The reward ``name`` for ``n`` environments; ``options`` are its constructor's.
 
     Raises:
-        SimulationError: there is no such reward or option.
+        SimulationError: there is no such reward or option, or the option is not a number above 0.
 
     """
     if name not in REWARDS:
         raise SimulationError(f"no reward {name!r}; there are {', '.join(REWARDS)}")
-    try:
-        return REWARDS[name](n, **(options or {}))
-    except TypeError as error:
-        raise SimulationError(f"reward {name!r} has no such option: {error}") from error
+    options = options or {}
+    known = [option for option in inspect.signature(REWARDS[name]).parameters if option != "n"]
+    for option, value in options.items():
+        if option not in known:
+            raise SimulationError(
+                f"reward {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}"
+            )
+        if not isinstance(value, Real) or not value > 0:
+            raise SimulationError(f"reward {name!r}: {option} must be a number above 0, got {value!r}")
+    return REWARDS[name](n, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import gymnasium
@@ -95,7 +96,7 @@ class ServingEnv(gymnasium.Env[Observation, np.int64]):
 
     def __init__(
         self,
-        scenario: Scenario | str = "mixed_classes",
+        scenario: Scenario | str | Path = "mixed_classes",
         reward: str = "rate",
         reward_options: dict[str, float] | None = None,
         duration_s: float | None = None,

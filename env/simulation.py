@@ -6,6 +6,7 @@ The single environment, the vectorised one and the Stable-Baselines3 adapter are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class ServingSimulation:
 
     def __init__(
         self,
-        scenario: Scenario | str = "mixed_classes",
+        scenario: Scenario | str | Path = "mixed_classes",
         n: int = 1,
         seed: int = 0,
         reward: str = "rate",
@@ -62,7 +63,7 @@ class ServingSimulation:
         n_actions: int | None = None,
         step_time: StepTime | None = None,
     ) -> None:
-        self.scenario = load_scenario(scenario) if isinstance(scenario, str) else scenario
+        self.scenario = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
         engine = self.scenario.engine
         self.n = n
         self.tiers = np.array(engine.tiers)
@@ -74,8 +75,11 @@ class ServingSimulation:
             raise SimulationError(
                 f"decision_lag_steps is {lag}: a decision cannot apply to a step that it knows"
             )
+        duration_s = self.scenario.duration_s if duration_s is None else duration_s
+        if not 0 < duration_s < np.inf:
+            raise SimulationError(f"duration_s must be above 0 and finite, got {duration_s}")
         self.server: Server = self.scenario.build(n, seed)
-        self._horizon_ns = round((duration_s or self.scenario.duration_s) * 1e9)
+        self._horizon_ns = round(duration_s * 1e9)
         self._kv_is_known = engine.kv_capacity_tokens > 0
         self._features = Features(engine, step_time or self.scenario.profile.step_time, n)
         self._reward = make_reward(reward, n, reward_options)
@@ -121,9 +125,11 @@ class ServingSimulation:
 
         """
         actions = np.asarray(actions)
-        if actions.shape != (self.n,) or actions.min() < 0 or actions.max() >= len(self.tiers):
+        whole = actions.shape == (self.n,) and np.issubdtype(actions.dtype, np.integer)
+        if not whole or actions.min() < 0 or actions.max() >= len(self.tiers):
             raise SimulationError(
-                f"actions must be {self.n} indices into the {len(self.tiers)} tiers, got {actions}"
+                f"actions must be whole numbers from 0 to {len(self.tiers) - 1}, indices into the tiers, "
+                f"in shape ({self.n},); got {actions!r}"
             )
         self._pending[:, -1] = self.tiers[actions]
         step = self.server.step(self._pending[:, 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,7 +37,7 @@ class ServingVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray[Any]])
     def __init__(
         self,
         num_envs: int = 1,
-        scenario: Scenario | str = "mixed_classes",
+        scenario: Scenario | str | Path = "mixed_classes",
         reward: str = "rate",
         reward_options: dict[str, float] | None = None,
         duration_s: float | None = None,
@@ -84,8 +85,10 @@ class ServingVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray[Any]])
             SimulationError: an action is not the index of a tier.
 
         """
-        again = self._ended
-        outcome = self.simulation.step(np.where(again, 0, actions))
+        again, actions = self._ended, np.array(actions)
+        if actions.shape == again.shape:  # else the simulation says what it wants
+            actions[again] = 0
+        outcome = self.simulation.step(actions)
         observation, reward = outcome.observation, outcome.reward
         terminated, truncated = outcome.terminated & ~again, outcome.truncated & ~again
         if again.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import warnings
@@ -14,7 +15,8 @@ from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 import specgov.env  # noqa: F401  (registers the environment)
-from specgov.env.scenario import parse_scenario
+from specgov.env.sb3 import make_sb3_env
+from specgov.env.scenario import ScenarioError, load_scenario, parse_scenario, scenario_text
 from specgov.env.server_types import SimulationError
 from specgov.env.serving import ServingEnv
 from specgov.env.vector import ServingVectorEnv
@@ -188,13 +190,68 @@ def test_masks_and_refused_actions():
     env = ServingEnv("mixed_classes", n_actions=8)
     env.reset(seed=0)
     assert env.action_masks().tolist() == [True] * 6 + [False] * 2
-    with pytest.raises(SimulationError, match="indices into the 6 tiers"):
-        env.step(6)
     with pytest.raises(SimulationError, match="n_actions is 2, and the engine has 6 tiers"):
         ServingEnv("mixed_classes", n_actions=2)
     with pytest.raises(SimulationError, match="no reward 'money'; there are rate, latency, slo"):
         ServingEnv(reward="money")
-    with pytest.raises(SimulationError, match="'slo' has no such option"):
-        ServingEnv(reward="slo", reward_options={"ttft_s": 1.0})
     with pytest.raises(SimulationError, match="decision_lag_steps is 0"):
         ServingEnv(decision_lag_steps=0)
+
+
+@pytest.mark.parametrize(
+    "action", [6, -1, 1.0, "1", None, True, [1], np.array([[1]])], ids=lambda action: repr(action)
+)
+def test_what_is_no_index_of_a_tier_is_refused_by_every_form(action):
+    single = ServingEnv("quiet_chat")
+    single.reset(seed=1)
+    with pytest.raises(SimulationError, match="actions must be whole numbers from 0 to 5, indices into"):
+        single.step(action)
+    vector = ServingVectorEnv(2, "quiet_chat")
+    vector.reset(seed=1)
+    adapter = make_sb3_env(2, scenario="quiet_chat")
+    for actions in (np.array([action] * 2), np.array([action]), action):
+        with pytest.raises(SimulationError, match=r"in shape \(2,\); got"):
+            vector.step(actions)
+        with pytest.raises(SimulationError, match=r"in shape \(2,\); got"):
+            adapter.step(actions)
+
+
+def test_actions_of_another_number_of_environments_are_refused_around_an_end_too(ending):
+    """Between episodes actions are ignored, their number is not."""
+    vector = ServingVectorEnv(2, ending)
+    vector.reset(seed=1)
+    while not vector.step(np.zeros(2, int))[2].any():
+        pass
+    with pytest.raises(SimulationError, match=r"in shape \(2,\)"):
+        vector.step(np.array([1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"duration_s": 0}, "duration_s must be above 0 and finite, got 0"),
+        ({"duration_s": -1.0}, "duration_s must be above 0 and finite, got -1.0"),
+        ({"duration_s": math.inf}, "duration_s must be above 0 and finite, got inf"),
+        ({"duration_s": math.nan}, "duration_s must be above 0 and finite, got nan"),
+        ({"reward_options": {"ttft_ms": 5}}, "reward 'rate' has no option 'ttft_ms'; it has time_constant_s"),
+        ({"reward_options": {"n": 5}}, "reward 'rate' has no option 'n'; it has time_constant_s"),
+        ({"reward": "latency", "reward_options": {"a": 5}}, "'latency' has no option 'a'; it has none"),
+        ({"reward_options": {"time_constant_s": 0}}, "time_constant_s must be a number above 0, got 0"),
+        ({"reward": "slo", "reward_options": {"ttft_ms": "5"}}, "ttft_ms must be a number above 0, got '5'"),
+        ({"reward": "slo", "reward_options": {"tpot_ms": math.nan}}, "tpot_ms must be a number above 0, got"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_by_every_form(arguments, message):
+    forms = (ServingEnv, ServingVectorEnv, lambda **given: make_sb3_env(1, **given))
+    for form in forms:
+        with pytest.raises(SimulationError, match=message):
+            form(scenario="quiet_chat", **arguments)
+
+
+def test_a_scenario_is_given_by_name_path_or_object(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(scenario_text("quiet_chat"))
+    first = [ServingEnv(given).reset(seed=3)[0] for given in (path, str(path), load_scenario(path))]
+    np.testing.assert_array_equal(first, [ServingEnv("quiet_chat").reset(seed=3)[0]] * 3)
+    with pytest.raises(ScenarioError, match="no scenario 'none'"):
+        ServingEnv("none")
