@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTO_VENV := .venv-proto
 
-.PHONY: demo test test-sglang lint bench proto clean
+.PHONY: demo test test-sglang lint bench evaluation proto clean
 
 # A stamp for each set of extras, so that an unchanged checkout installs once.
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -34,6 +34,13 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/hot_path.py -o out/hot_path.json
+
+# The tables and pictures of docs/policies.md. Goes on where it was interrupted, as long as the code is the same.
+evaluation: $(VENV)/.base
+	$(BIN)/specgov evaluate --suite quick -o out/quick.jsonl --update docs/policies.md
+	$(BIN)/specgov plot out/quick.jsonl -o docs
+	$(BIN)/specgov evaluate --suite standard -o out/standard.jsonl --update docs/policies.md
+	$(BIN)/specgov plot out/standard.jsonl -o docs
 
 # Generated with protobuf 6's compiler, so that the code loads under protobuf 6 and 7.
 proto:
