@@ -70,9 +70,10 @@ def _print(scenario: Scenario, run: SimulatedRun, picture: Path, steps: Path) ->
     span = f"{facts['steps']} steps in {facts['simulated_s']:.1f} simulated seconds"
     console.print(f"{run.policy}, seed {run.seed}: {span}", soft_wrap=True)
     console.print(f"output rate  {facts['output_tokens_per_s']:.0f} tokens/s")
-    console.print(
-        f"requests     {facts['requests_finished']} finished, {facts['requests_retracted']} retracted"
-    )
+    spent = ", ".join(f"{100 * share:.0f} % {what}" for what, share in facts["time_shares"].items())
+    console.print(f"time         {spent}")
+    counts = [(facts[f"requests_{key}"], words) for key, words in _REQUESTS.items()]
+    console.print("requests     " + ", ".join(f"{count} {words}" for count, words in counts), soft_wrap=True)
     console.print(f"tiers        {facts['tier_switches']} switches")
     columns = ("", "p50", "p90", "p99")
     latencies = [(name, *(_ms(facts[key][column]) for column in columns[1:])) for name, key in _LATENCIES]
@@ -85,6 +86,7 @@ def _print(scenario: Scenario, run: SimulatedRun, picture: Path, steps: Path) ->
     console.print(f"picture: {picture}   steps: {steps}", soft_wrap=True)
 
 
+_REQUESTS = {"finished": "finished", "waiting_at_end": "waiting at the end", "retracted": "retracted"}
 _LATENCIES = (("time per output token, ms", "tpot_ms"), ("time to first token, ms", "ttft_ms"))
 
 

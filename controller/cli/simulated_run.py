@@ -49,11 +49,17 @@ class Row:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """The steps of a run and the latencies of the requests that finished in it, in ms."""
+    """The steps of a run and the latencies of the requests that finished in it, in ms.
+
+    ``end_s`` is the simulated time that the run stands for, of which ``idle_end_s`` are idle after the last
+    step.
+    """
 
     scenario: str
     policy: str
     seed: int
+    end_s: float
+    idle_end_s: float
     rows: list[Row]
     ttft_ms: Floats
     tpot_ms: Floats
@@ -64,7 +70,6 @@ class SimulatedRun:
 
     def summary(self) -> dict[str, Any]:
         """The run's figures, by name."""
-        end_s = self.rows[-1].end_s if self.rows else 0.0
         tokens = sum(row.output_tokens for row in self.rows)
         tiers = self.column("num_steps")
         return {
@@ -72,11 +77,13 @@ class SimulatedRun:
             "policy": self.policy,
             "seed": self.seed,
             "steps": len(self.rows),
-            "simulated_s": end_s,
+            "simulated_s": self.end_s,
+            "time_shares": self._time_shares(),
             "output_tokens": tokens,
-            "output_tokens_per_s": tokens / end_s if end_s else 0.0,
+            "output_tokens_per_s": tokens / self.end_s if self.end_s else 0.0,
             "requests_finished": len(self.ttft_ms),
             "requests_retracted": sum(row.retracted_requests for row in self.rows),
+            "requests_waiting_at_end": self.rows[-1].waiting_requests if self.rows else 0,
             "ttft_ms": _quantiles(self.ttft_ms),
             "tpot_ms": _quantiles(self.tpot_ms),
             "tier_switches": int(np.count_nonzero(np.diff(tiers))),
@@ -86,7 +93,7 @@ class SimulatedRun:
     def svg(self) -> str:
         """Tier, batch, output rate and step time over simulated time, averaged over stretches of it."""
         end_s = self.column("end_s")
-        edges = np.linspace(0.0, end_s[-1] if len(end_s) else 1.0, BINS + 1)
+        edges = np.linspace(0.0, self.end_s or 1.0, BINS + 1)
         at = np.clip(np.searchsorted(edges, end_s) - 1, 0, BINS - 1)
         steps = np.bincount(at, minlength=BINS)
 
@@ -125,6 +132,15 @@ class SimulatedRun:
             writer.writerow(names)
             writer.writerows([_plain(getattr(row, name)) for name in names] for row in self.rows)
 
+    def _time_shares(self) -> dict[str, float]:
+        """What the simulated time went into; a last step that the end cut off is in none of it."""
+        spent_s = {
+            "decode": 1e-3 * float(self.column("step_ms").sum()),
+            "prefill": 1e-3 * float(self.column("prefill_ms").sum()),
+            "idle": 1e-3 * float(self.column("idle_ms").sum()) + self.idle_end_s,
+        }
+        return {name: seconds / self.end_s if self.end_s else 0.0 for name, seconds in spent_s.items()}
+
     def _tier_shares(self, tiers: Floats) -> dict[str, dict[str, float]]:
         step_ms = self.column("step_ms")
         return {
@@ -155,12 +171,15 @@ def simulate_policy(
     rule = _make(policy, scenario, server, seed)
     rows: list[Row] = []
     ttft_ns, tpot_ns = [], []
-    shown_s = 0.0
+    shown_s = end_s = idle_end_s = 0.0
     for step in run_in_process(rule, server):
         row = _row(step)
         if row.end_s > duration_s:
+            idle_end_s = min(1e-3 * row.idle_ms, duration_s - end_s)
+            end_s = duration_s
             break
         rows.append(row)
+        end_s = row.end_s
         ended = step.result.finished
         ttft_ns.append(ended.first_token_ns - ended.arrival_ns)
         tpot_ns.append((ended.finish_ns - ended.first_token_ns) / ended.output_tokens)
@@ -168,7 +187,7 @@ def simulate_policy(
             shown_s = row.end_s
             progress(shown_s)
     ttft_ms, tpot_ms = (np.concatenate(values or [np.zeros(0)]) * 1e-6 for values in (ttft_ns, tpot_ns))
-    return SimulatedRun(scenario.name, policy, seed, rows, ttft_ms, tpot_ms)
+    return SimulatedRun(scenario.name, policy, seed, end_s, idle_end_s, rows, ttft_ms, tpot_ms)
 
 
 def _make(policy: str, scenario: Scenario, server: Server, seed: int) -> Policy:

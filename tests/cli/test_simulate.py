@@ -12,6 +12,15 @@ import pytest
 from specgov.controller.cli.simulated_run import simulate_policy
 from specgov.env.scenario import load_scenario, parse_scenario, scenario_names
 
+REQUEST = """[one]
+tests = "One request, and another after a pause."
+arrivals = { kind = "trace", path = "trace.csv", repeat = false }
+[[one.classes]]
+acceptance = "chat"
+prompt = { median_tokens = 9 }
+output = { median_tokens = 9 }
+"""
+
 
 def summary(run, tmp_path, *options):
     """The JSON of a short run and the rows of its trajectory."""
@@ -27,7 +36,8 @@ def test_figures_agree_with_the_trajectory(run, tmp_path):
     tokens = sum(int(row["output_tokens"]) for row in rows)
     assert facts["steps"] == len(rows)
     assert facts["output_tokens"] == tokens
-    assert facts["output_tokens_per_s"] == pytest.approx(tokens / float(rows[-1]["end_s"]), rel=1e-4)
+    assert facts["simulated_s"] == 2.0
+    assert facts["output_tokens_per_s"] == tokens / 2.0
     assert facts["requests_finished"] == sum(int(row["finished_requests"]) for row in rows)
     assert {row["num_steps"] for row in rows} == {"3"}
     assert facts["tiers"] == {"3": {"time": 1.0, "steps": 1.0}}
@@ -66,16 +76,30 @@ def test_time_at_each_tier(run, tmp_path):
 def test_latencies_of_one_request(tmp_path):
     """Alone in the system: 4 tokens after the first at tier 0, so TPOT is the mean of its 4 steps."""
     (tmp_path / "trace.csv").write_text("t_s,in_tok,out_tok\n0,10,4\n")
-    text = (
-        '[one]\ntests = "One request."\narrivals = { kind = "trace", path = "trace.csv", repeat = false }\n'
-        '[[one.classes]]\nacceptance = "chat"\n'
-        "prompt = { median_tokens = 9 }\noutput = { median_tokens = 9 }\n"
-    )
-    run = simulate_policy(parse_scenario(text, "f", folder=tmp_path), "static:0", seed=0, duration_s=60.0)
+    run = simulate_policy(parse_scenario(REQUEST, "f", folder=tmp_path), "static:0", seed=0, duration_s=60.0)
     assert len(run.rows) == 4
     # Step times pass on the server's clock in whole nanoseconds.
     assert run.tpot_ms == pytest.approx([sum(row.step_ms for row in run.rows) / 4], abs=1e-5)
     assert run.ttft_ms == pytest.approx([run.rows[0].prefill_ms], abs=1e-5)
+
+
+@pytest.mark.parametrize(("duration_s", "steps"), [(60.0, 8), (5.0, 4)])
+def test_time_is_decode_prefill_or_idle_up_to_the_end(tmp_path, duration_s, steps):
+    """Two requests of 4 tokens, 20 s apart: the run ends with the load, or idle at its own end."""
+    (tmp_path / "trace.csv").write_text("t_s,in_tok,out_tok\n0,10,4\n20,10,4\n")
+    run = simulate_policy(parse_scenario(REQUEST, "f", folder=tmp_path), "static:0", 0, duration_s)
+    assert len(run.rows) == steps
+    facts = run.summary()
+    end_s = run.rows[-1].end_s if steps == 8 else 5.0
+    assert facts["simulated_s"] == end_s
+    decode_s = sum(row.step_ms for row in run.rows) / 1e3
+    prefill_s = sum(row.prefill_ms for row in run.rows) / 1e3
+    assert facts["time_shares"] == {
+        "decode": pytest.approx(decode_s / end_s),
+        "prefill": pytest.approx(prefill_s / end_s),
+        "idle": pytest.approx((end_s - decode_s - prefill_s) / end_s, abs=1e-6),
+    }
+    assert facts["output_tokens_per_s"] == steps / end_s
 
 
 def test_progress_follows_simulated_time():
@@ -90,7 +114,15 @@ def test_for_people(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = run("simulate", "--scenario", "quiet_chat", "--duration-s", "2", "--policy", "threshold:16:3")
     assert (ran.code, ran.err) == (0, "")
-    for word in ("output rate", "time per output token", "time to first token", "k=3", "p99"):
+    for word in (
+        "output rate",
+        "time per output token",
+        "time to first token",
+        "% decode",
+        "waiting at the end",
+        "k=3",
+        "p99",
+    ):
         assert word in ran.out
     assert (tmp_path / "simulate-quiet_chat-threshold-16-3-0.svg").exists()
     assert (tmp_path / "simulate-quiet_chat-threshold-16-3-0.csv").exists()
