@@ -36,11 +36,14 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/hot_path.py -o out/hot_path.json
 
 # The tables and pictures of docs/policies.md. Goes on where it was interrupted, as long as the code is the same.
-evaluation: $(VENV)/.base
+evaluation: $(VENV)/.base env/tuned_peers.json
 	$(BIN)/specgov evaluate --suite quick -o out/quick.jsonl --update docs/policies.md
 	$(BIN)/specgov plot out/quick.jsonl -o docs
 	$(BIN)/specgov evaluate --suite standard -o out/standard.jsonl --update docs/policies.md
 	$(BIN)/specgov plot out/standard.jsonl -o docs
+
+env/tuned_peers.json: | $(VENV)/.base
+	$(BIN)/specgov tune peers -o $@
 
 # Generated with protobuf 6's compiler, so that the code loads under protobuf 6 and 7.
 proto:

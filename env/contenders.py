@@ -211,7 +211,10 @@ def tuned_parameters(profile: str) -> dict[str, Any]:
         ContenderError: nothing was tuned for that profile.
 
     """
-    found: dict[str, Any] = json.loads((files("specgov.env") / _TUNED_FILE).read_text(encoding="utf-8"))
+    path = files("specgov.env") / _TUNED_FILE
+    if not path.is_file():
+        raise ContenderError(f"{path} is not there: make it with specgov tune peers -o {path}")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if profile not in found["profiles"]:
         raise ContenderError(
             f"no rule was tuned for the profile {profile}, only for {', '.join(found['profiles'])}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from specgov.env.contenders import Contender
+from specgov.env.contenders import ORACLE, Contender
 from specgov.env.evaluation_results import ConditionFacts, Results
 from specgov.env.evaluation_stats import (
     Shares,
@@ -99,7 +99,7 @@ def _by_rule(results: Results, grid: str, facts: list[ConditionFacts]) -> Result
     for each in stands:
         figures = (
             _mean_share(results, each.rule, metric, names)
-            for metric in ("efficiency", "tpot_ms", "tpot_p99_ms", "ttft_ms", "ttft_p99_ms", "goodput")
+            for metric in ("efficiency", "tpot_ms", "tpot_p99_ms", "ttft_ms", "ttft_p99_ms")
         )
         rows.append(
             (
@@ -108,6 +108,7 @@ def _by_rule(results: Results, grid: str, facts: list[ConditionFacts]) -> Result
                 f"{100 * each.worst:.1f}",
                 _short(results.conditions[each.worst_condition]),
                 *figures,
+                _total_goodput(results, each.rule, names),
                 _switches(results, each.rule, names),
                 _plain(mean_of(results, each.rule, "recovery_s", names)),
             )
@@ -242,6 +243,12 @@ def _losses(rule: str, ratio: Shares) -> str:
 def _mean_share(results: Results, rule: str, metric: str, names: Sequence[str]) -> str:
     stands = standing(rule, shares_of(results, rule, metric, names))
     return _NONE if stands is None else f"{100 * stands.share.mean:.1f}"
+
+
+def _total_goodput(results: Results, rule: str, names: Sequence[str]) -> str:
+    """Of all conditions together: where the oracle has next to none, a share of it means nothing."""
+    own, oracle = (mean_of(results, each, "goodput", names) for each in (rule, ORACLE))
+    return _NONE if own is None or not oracle else f"{100 * own / oracle:.1f}"
 
 
 def _switches(results: Results, rule: str, names: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from specgov.env.evaluation_tally import recoveries
 from specgov.env.oracle import oracle_num_steps
 from specgov.env.suite import Condition, SuiteError, faster, load_suite, parse_suite, suite_names
 from specgov.policies.profile import profile_names
+from specgov.policies.types import BatchView
 
 SUITE = """
 [mine]
@@ -124,6 +125,20 @@ def test_hindsight_is_tuned_on_the_condition() -> None:
         condition(scenario=scenario), entries("threshold_hindsight", "static:0", "static:1")
     )
     assert threshold["tokens_per_request_s"] >= max(row["tokens_per_request_s"] for row in statics)
+
+
+def test_tuned_rules_are_those_of_the_profile_or_of_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their tiers at batch size 4: llama's schedule has 1 there, qwen's 3, and so has each's ema."""
+    tuned = {
+        "h200-llama-3.1-8b": {"schedule": "schedule:1=1", "ema": {"1": {"candidate_steps": [1]}}},
+        "h200-qwen3-30b-a3b": {"schedule": "schedule:1=3", "ema": {"1": {"candidate_steps": [3]}}},
+    }
+    monkeypatch.setattr("specgov.env.contenders.tuned_parameters", lambda profile: tuned[profile])
+    for kind in ("schedule", "ema"):
+        for suffix, tier in (("tuned", 1), ("moved", 3)):
+            contender = Contender(f"{kind}_{suffix}")
+            policy = make_contender(contender, condition().scenario, 0, lambda: 0.0)
+            assert policy.choose(BatchView(4)).num_steps_for(4) == tier
 
 
 def test_what_contenders_know() -> None:
