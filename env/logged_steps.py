@@ -7,6 +7,7 @@ tensor-parallel sizes, their steps do not belong into one profile, and the log i
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from specgov.env.recording import Recording, RecordingError, Row, digest, filter
 SCHEMA = "specgov.decision_log"
 SCHEMA_VERSION = 1
 
-# Engines that differ in one of these do not share step times.
-_KIND = ("engine", "model", "draft", "gpu", "tensor_parallel_size", "graph_batch_sizes")
+KIND = ("engine", "model", "draft", "gpu", "tensor_parallel_size", "graph_batch_sizes")
+"""Engines that differ in one of these do not share step times."""
 
 
 def parse_decision_log(text: str, path: Path) -> Recording:
@@ -41,16 +42,42 @@ def parse_decision_log(text: str, path: Path) -> Recording:
         if entry.get("kind") == "engine":
             engines.append(entry)
         elif entry.get("kind") == "step":
-            rows.setdefault(str(entry.get("engine_id")), []).append(_row(entry, where))
+            rows.setdefault(str(entry.get("engine_id")), []).append(logged_step(entry, where))
     if not rows:
         raise RecordingError(f"{path}: holds no steps")
-    kinds = {json.dumps({key: engine.get(key) for key in _KIND}, sort_keys=True) for engine in engines}
+    kinds = {json.dumps({key: engine.get(key) for key in KIND}, sort_keys=True) for engine in engines}
     if len(kinds) > 1:
         raise RecordingError(
-            f"{path}: holds engines that differ in {', '.join(_KIND)}; split the log by engine_id first"
+            f"{path}: holds engines that differ in {', '.join(KIND)}; split the log by engine_id first"
         )
     in_order = [row for engine_rows in rows.values() for row in engine_rows]
     return filtered(path.name, digest(text), True, in_order, engines[0] if engines else None)
+
+
+def require_one_kind(recordings: Sequence[Recording]) -> None:
+    """Whether the decision logs among ``recordings`` belong into one profile.
+
+    Raises:
+        RecordingError: their engines differ in kind.
+
+    """
+    logs = [recording for recording in recordings if recording.engine]
+    for log in logs[1:]:
+        if unlike := [key for key in KIND if log.engine.get(key) != logs[0].engine.get(key)]:
+            raise RecordingError(
+                f"{logs[0].name} and {log.name} are of engines that differ in {', '.join(unlike)}"
+            )
+
+
+def logged(recordings: Sequence[Recording], key: str) -> Any:
+    """What a decision log says of its engine; none where no one does."""
+    return next((recording.engine[key] for recording in recordings if recording.engine.get(key)), None)
+
+
+def logged_engine(recordings: Sequence[Recording]) -> str:
+    """The engine and its version, empty where no decision log names them."""
+    parts = (logged(recordings, "engine"), logged(recordings, "engine_version"))
+    return "-".join(str(part) for part in parts if part)
 
 
 def _check_header(entry: Any, number: int, where: str) -> None:
@@ -67,7 +94,13 @@ def _check_header(entry: Any, number: int, where: str) -> None:
         )
 
 
-def _row(entry: dict[str, Any], where: str) -> Row:
+def logged_step(entry: dict[str, Any], where: str) -> Row:
+    """A step out of the log's row for it; ``where`` names the row in errors.
+
+    Raises:
+        RecordingError: a field is missing or is no number.
+
+    """
     try:
         step_ms = entry["step_ms"]
         return Row(

@@ -22,6 +22,8 @@ from specgov.sglang_plugin.report import Check
 from specgov.sglang_plugin.settings import TARGET_VARIABLE, Settings, read_settings
 from specgov.sglang_plugin.versions import Version
 
+SIDECAR = "sidecar"
+"""The name of the check of the sidecar."""
 SIDECAR_TIMEOUT_S = 5.0
 DEFAULT_SETTINGS = Settings("unix:///nowhere")
 """For the checks that go on though the plugin's own settings could not be read."""
@@ -143,7 +145,7 @@ def _simulated(environment: Mapping[str, str]) -> list[Check]:
 
 def _sidecar(settings: Settings | None) -> Check:
     if settings is None:
-        return Check.skipped("sidecar", "no target is known")
+        return Check.skipped(SIDECAR, "no target is known")
     target = settings.target
     start = f"start one: specgov serve --listen {target}"
     with grpc.insecure_channel(target) as channel:
@@ -153,19 +155,17 @@ def _sidecar(settings: Settings | None) -> Check:
         except grpc.RpcError as error:
             return _no_answer(target, error.code(), " ".join((error.details() or "").split()), start)
     return Check.fine(
-        "sidecar", f"answers at {target} and speaks this protocol; it knows {len(answer.engines)} engines"
+        SIDECAR, f"answers at {target} and speaks this protocol; it knows {len(answer.engines)} engines"
     )
 
 
 def _no_answer(target: str, code: grpc.StatusCode, details: str, start: str) -> Check:
     if code is grpc.StatusCode.UNAVAILABLE:
-        return Check.failed("sidecar", f"nothing answers at {target}: {details}", start)
+        return Check.failed(SIDECAR, f"nothing answers at {target}: {details}", start)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Check.failed(
-            "sidecar", f"{target} does not answer within {SIDECAR_TIMEOUT_S:g} s", "restart it"
-        )
+        return Check.failed(SIDECAR, f"{target} does not answer within {SIDECAR_TIMEOUT_S:g} s", "restart it")
     return Check.failed(
-        "sidecar",
+        SIDECAR,
         f"what answers at {target} does not speak this protocol: {details} ({code.name})",
         "give the sidecar and the plugin the same release of Specgov, or name another target",
     )

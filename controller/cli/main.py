@@ -72,6 +72,14 @@ COMMANDS = (
     Command("profiles show", "controller.cli.profiles:show", "Show a profile, and save a picture of it"),
     Command("profiles compare", "controller.cli.profiles:compare", "Compare two profiles' break-even points"),
     Command(
+        "sglang doctor", "controller.cli.sglang:doctor", "Say whether an SGLang server would be governed"
+    ),
+    Command("sglang launch", "controller.cli.sglang:launch", "Start an SGLang server that is governed"),
+    Command("sglang profile", "controller.cli.sglang_profile:profile", "Record a live server's step times"),
+    Command(
+        "sglang check-wheel", "controller.cli.sglang:check_wheel", "Check a wheel of SGLang for the plugin"
+    ),
+    Command(
         "completion", "controller.cli.completion:completion", "Print a completion script for bash or zsh"
     ),
 )
