@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.env.fitting import Array, Cells, fit_parametric, isotonic_plane, predict
+from specgov.env.logged_steps import logged, logged_engine, require_one_kind
 from specgov.env.recording import Recording
 from specgov.policies.profile import Profile
 from specgov.policies.step_time import (
@@ -60,9 +61,9 @@ class CalibrationError(ValueError):
 class Setup:
     """What the recordings do not say of themselves.
 
-    ``draft_name`` is for people, ``draft`` for the parametric model. Without ``graph_batch_sizes`` those that
-    a decision log names hold. The defaults are for a recording of which nothing is known: they shape only
-    what lies beyond the measured cells, and are marked as assumed.
+    ``draft_name`` is for people, ``draft`` for the parametric model. Without ``engine``, ``draft_name`` or
+    ``graph_batch_sizes`` those that a decision log names hold. The defaults are for a recording of which
+    nothing is known: they shape only what lies beyond the measured cells, and are marked as assumed.
     """
 
     name: str = "recording"
@@ -83,9 +84,12 @@ def calibrate(recordings: Sequence[Recording], setup: Setup = UNKNOWN_SETUP) -> 
 
     Raises:
         CalibrationError: too little data, with what is missing.
+        RecordingError: logs of engines that differ in kind.
 
     """
-    graph_batch_sizes = setup.graph_batch_sizes or _logged_graph_sizes(recordings)
+    require_one_kind(recordings)
+    logged_sizes = logged(recordings, "graph_batch_sizes") or ()
+    graph_batch_sizes = setup.graph_batch_sizes or tuple(int(size) for size in logged_sizes)
     cells, logs, outliers, dropped = gather(recordings, graph_batch_sizes)
     require_enough(cells)
     start = roofline_prior(setup.model, setup.draft, setup.hardware, setup.tensor_parallel_size)
@@ -121,9 +125,9 @@ def calibrate(recordings: Sequence[Recording], setup: Setup = UNKNOWN_SETUP) -> 
     return Profile(
         name=setup.name,
         hardware=setup.hardware.name,
-        engine=setup.engine,
+        engine=setup.engine or logged_engine(recordings),
         model=setup.model.name,
-        draft=setup.draft_name,
+        draft=setup.draft_name or logged(recordings, "draft") or "",
         tensor_parallel_size=setup.tensor_parallel_size,
         tiers=tuple(int(tier) for tier in np.unique(cells.num_steps[cells.can_speculate])),
         graph_batch_sizes=graph_batch_sizes,
@@ -293,13 +297,6 @@ def _filled(
     # Attention is a part of a step only, so some of the step is left at context 0.
     derived = np.maximum(first + ratio * longer, 0.1 * first)
     return np.where(np.isnan(median_ms), derived, median_ms), float(ratio)
-
-
-def _logged_graph_sizes(recordings: Sequence[Recording]) -> tuple[int, ...]:
-    for recording in recordings:
-        if recording.engine.get("graph_batch_sizes"):
-            return tuple(int(size) for size in recording.engine["graph_batch_sizes"])
-    return ()
 
 
 def _running_sizes(recording: Recording, graph_batch_sizes: tuple[int, ...]) -> NDArray[np.int64]:

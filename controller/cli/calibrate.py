@@ -44,9 +44,9 @@ def calibrate(
         model: The target: a name of the catalogue, or its config.json.
         hardware: The machine: a name of the catalogue.
         draft: The draft's config.json; default: the catalogue's one-layer EAGLE-3 draft of the model.
-        draft_name: The draft, in words.
+        draft_name: The draft, in words; default: a decision log's.
         name: The profile's name; default: the output's, without .json.
-        engine: The engine and its version, in words.
+        engine: The engine and its version, in words; default: a decision log's.
         graph_batch_sizes: CUDA-graph batch sizes, to which a batch is padded; default: a decision log's.
         tensor_parallel_size: GPUs that share the model.
 

@@ -42,13 +42,13 @@ def show(profile: Name, /, *, context: int = 0, plot: PlotPath = None, json: boo
 
     Args:
         profile: A bundled profile's name, or a file.
-        context: Mean sequence length in tokens; default: the smallest measured one.
+        context: Mean sequence length in tokens; default: the one with the most measured cells.
         plot: Save a picture: measured points, fitted curves, break-even accept length by batch size.
         json: Print JSON.
 
     """
     loaded = _load(profile)
-    at = context or _first_context(loaded)
+    at = context or _best_known_context(loaded)
     if json:
         output.print_json(_as_json(loaded, at))
     else:
@@ -65,12 +65,12 @@ def compare(first: Name, second: Name, /, *, context: int = 0, plot: PlotPath = 
     Args:
         first: A bundled profile's name, or a file.
         second: Another one.
-        context: Mean sequence length in tokens; default: the smallest that the first one measured.
+        context: Mean sequence length in tokens; default: the first one's with the most measured cells.
         plot: Save a picture of both.
 
     """
     pair = (_load(first), _load(second))
-    at = context or _first_context(pair[0])
+    at = context or _best_known_context(pair[0])
     tiers = sorted(set(pair[0].tiers) & set(pair[1].tiers) - {0})
     if not tiers:
         raise CliError(f"{first} and {second} have no tier above 0 in common")
@@ -120,7 +120,7 @@ def picture(profile: Profile, context: int) -> Figure:
         x_label="batch size",
         panels=(
             Panel(
-                "Step time, ms (points: measured)",
+                "Step time, ms (points: measured, lines: parametric model)",
                 times,
                 y_log=True,
                 height_px=240,
@@ -141,14 +141,14 @@ def comparison(pair: tuple[Profile, Profile], tiers: list[int], sizes: list[int]
             f"k={tier} {'B' if profile is pair[1] else 'A'}",
             sizes,
             break_even(profile, sizes, tier, context).tolist(),
-            color=PALETTE[index % len(PALETTE)],
+            color=PALETTE[pair[0].tiers.index(tier) % len(PALETTE)],
             dashed=profile is pair[1],
         )
         for profile in pair
-        for index, tier in enumerate(tiers)
+        for tier in tiers
     ]
-    panel = Panel("Break-even", series, height_px=300)
-    title = f"A: {pair[0].name}, B: {pair[1].name}, at context {context}"
+    panel = Panel("", series, height_px=300)
+    title = f"Break-even accept length at context {context}; A: {pair[0].name}, B: {pair[1].name}"
     return Figure(
         title=title, x_label="batch size", panels=(panel,), x_log=True, x_ticks=sizes, width_px=1000
     )
@@ -158,7 +158,7 @@ def _print(profile: Profile, context: int) -> None:
     console = output.console()
     console.print(
         f"{profile.name}: {profile.model}, draft {profile.draft or 'not named'}, on {profile.hardware}, "
-        f"{profile.engine}"
+        f"{profile.engine or 'engine not named'}"
     )
     console.print(f"  {profile.hash}")
     sizes = _measured_sizes(profile)
@@ -231,8 +231,10 @@ def _measured_sizes(profile: Profile) -> list[int]:
     return [int(value) for value in profile.grid.batch_sizes[measured]]
 
 
-def _first_context(profile: Profile) -> int:
-    return _measured_contexts(profile)[0]
+def _best_known_context(profile: Profile) -> int:
+    """The context with the most measured cells, the smallest of those."""
+    cells = profile.grid.measured.sum(axis=(1, 2))
+    return int(profile.grid.context_tokens[np.argmax(cells)])
 
 
 def _numbers(values: Any) -> str:

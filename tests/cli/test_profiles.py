@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specgov.controller.cli.main import main
+from specgov.controller.cli.profiles import comparison, picture
 from specgov.policies.profile import load_profile
 
 
@@ -110,6 +111,42 @@ def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [round(three[0], 2), round(three[-1], 2)] == [1.13, 2.45]
     assert [round(seven[0], 2), round(seven[-1], 2)] == [1.33, 4.30]
     assert shown["batch_sizes"][-1] == 256
+
+
+def test_the_context_shown_is_the_one_with_the_most_measured_cells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two cells at context 256, four at 512: a short context that was met in passing says little."""
+    lines, step_id, now_s = [], 0, 10.0
+    for context, batches in ((256, (1,)), (512, (1, 8))):
+        for batch in batches:
+            lines.append(f"#run,{context},{batch}")
+            step_id += 5
+            for tier in (0, 3):
+                for _ in range(10):
+                    step_id += 1
+                    now_s += (5 + batch / 8 + tier / 2 + context / 1e3) / 1e3
+                    row = f"1,{batch},{step_id},{now_s:.6f},{now_s:.6f},{tier + 1},0,{batch * context}"
+                    lines.append(row)
+    path, profile = tmp_path / "steps.csv", tmp_path / "mine.json"
+    path.write_text("\n".join(lines) + "\n")
+    assert main(["calibrate", str(path), *options(profile)]) == 0
+    capsys.readouterr()
+    assert main(["profiles", "show", str(profile)]) == 0
+    shown = capsys.readouterr().out
+    assert "at context 512" in shown
+    assert "on H200, engine not named" in shown
+    assert main(["profiles", "compare", str(profile), "h200-llama-3.1-8b"]) == 0
+    assert "at context 512" in capsys.readouterr().out
+
+
+def test_a_tier_has_the_same_colour_in_both_pictures() -> None:
+    profile = load_profile("h200-llama-3.1-8b")
+    times, gains = picture(profile, 512).panels
+    both = comparison((profile, profile), [3, 7], [1, 256], 512).panels[0]
+    for panel in (times, gains):
+        colors = {series.label: series.color for series in panel.series if series.label}
+        assert [series.color for series in both.series] == [colors["k=3"], colors["k=7"]] * 2
 
 
 def test_show_with_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

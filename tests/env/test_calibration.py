@@ -273,7 +273,10 @@ def test_a_decision_log_that_the_sidecar_wrote(tmp_path: Path) -> None:
     """Two graph sizes, two tiers, ten steps a cell: the first follows nothing, two settle, seven are used."""
     path = tmp_path / "decisions.jsonl"
     log = DecisionLog(path, DecisionLogConfig(), wall_clock=lambda: 0.0)
-    info = pb.EngineInfo(engine_id="e", model="m", tiers=[0, 3], graph_batch_sizes=[4, 8])
+    info = pb.EngineInfo(
+        engine_id="e", engine="sglang", engine_version="0.5.17", model="m", draft="eagle3", tiers=[0, 3],
+        graph_batch_sizes=[4, 8],
+    )  # fmt: skip
     log.stream(info, "greedy")
     step_id = 0
     for batch, padded in ((3, 4), (8, 8)):
@@ -286,6 +289,7 @@ def test_a_decision_log_that_the_sidecar_wrote(tmp_path: Path) -> None:
     log.flush()
     profile = calibrate([read_recording(path)])
     assert profile.graph_batch_sizes == (4, 8)
+    assert (profile.engine, profile.draft) == ("sglang-0.5.17", "eagle3")
     assert profile.tiers == (0, 3)
     # 3 requests of 700 tokens in a graph of 4: 525 a place, and 512 is the nearest power of two.
     plane = profile.grid.context_tokens.tolist().index(512.0)
@@ -303,6 +307,22 @@ def test_a_log_of_unlike_engines_is_refused(tmp_path: Path) -> None:
     log.flush()
     with pytest.raises(RecordingError, match="engines that differ"):
         read_recording(path)
+
+
+@pytest.mark.parametrize("field", ["engine", "model", "draft", "gpu", "tensor_parallel_size"])
+def test_logs_of_unlike_engines_do_not_make_one_profile(tmp_path: Path, field: str) -> None:
+    recordings = []
+    for number in (1, 2):
+        path = tmp_path / f"{number}.jsonl"
+        log = DecisionLog(path, DecisionLogConfig(), wall_clock=lambda: 0.0)
+        info = pb.EngineInfo(engine_id="e", tiers=[0, 3])
+        setattr(info, field, number if field == "tensor_parallel_size" else str(number))
+        log.stream(info, "greedy")
+        log.steps("e", [logged(1, 1, 1, 0, 5.0)], None, pb.MODE_ACTIVE)
+        log.flush()
+        recordings.append(read_recording(path))
+    with pytest.raises(RecordingError, match=f"1.jsonl and 2.jsonl are of engines that differ in {field}$"):
+        calibrate(recordings)
 
 
 def test_a_log_may_end_in_the_middle_of_a_line(tmp_path: Path) -> None:
