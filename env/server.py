@@ -90,6 +90,7 @@ class Server:
         self._batching = Batching(config, workload, self._tables, n_envs)
         self._is_tier = np.isin(np.arange(config.largest_num_steps + 1), config.engine.tiers)
         self._drafts = np.arange(self._positions + 1)
+        self._cold_log_hazard = config.acceptance.cold_log_hazard
         self._everywhere = np.ones(n_envs, np.bool_)
         self._step_id, self._episode = np.zeros(n_envs, np.int64), np.zeros(n_envs, np.int64)
         self._noise = ServerNoise(config.noise, n_envs)
@@ -159,11 +160,18 @@ class Server:
             finished=finished,
         )
 
-    def truth(self) -> Truth:
-        """What each tier would really bring in the coming step; a switch's cost is left out."""
+    def truth(self, as_if_warm: bool = False) -> Truth:
+        """What each tier would really bring in the coming step; a switch's cost is left out.
+
+        With ``as_if_warm`` what it would bring if no draft were cold.
+        """
         batching, batch = self._batching, self._batching.slots.batch()
         left = batch.output_tokens - batching.slots.generated[batch.at]
-        survival = self._tables.survival(batch.class_index, self._factors(batch))
+        factors = self._factors(batch)
+        if as_if_warm:
+            cold = self._batching.slots.request["cold"][batch.at]
+            factors = np.where(cold, factors * np.float32(np.exp(-self._cold_log_hazard)), factors)
+        survival = self._tables.survival(batch.class_index, factors)
         reached = self._sum_by_env(batch, survival)
         survival *= np.arange(1, self._positions + 1) < left[:, None]
         running = batching.slots.running
@@ -277,7 +285,7 @@ class Server:
         at = batch.at[live_tiers == 0]
         at = at[~slots.request["cold"][at]]
         slots.request["cold"][at] = True
-        slots.factor[at] *= np.float32(np.exp(self.config.acceptance.cold_log_hazard))
+        slots.factor[at] *= np.float32(np.exp(self._cold_log_hazard))
 
     def _move_along_text(self, batch: Batch, before: NDArray[np.int32], after: NDArray[np.int32]) -> None:
         # Unequal quotients: a block's length is a power of two, so a bit at or above it differs.

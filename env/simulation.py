@@ -92,6 +92,11 @@ class ServingSimulation:
         """Which actions are tiers of the engine, shape (N, n_actions)."""
         return np.tile(np.arange(self.n_actions) < len(self.tiers), (self.n, 1))
 
+    @property
+    def pending(self) -> NDArray[np.int64]:
+        """num_steps that are decided for the coming steps, shape (N, decision lag - 1)."""
+        return self._pending[:, :-1]
+
     def reset(self, envs: Flags, seeds: list[int | None] | None = None) -> None:
         """Begin an episode where ``envs``, shape (N,), is true.
 

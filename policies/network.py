@@ -4,9 +4,9 @@
     h = tanh(W_n .. tanh(W_1 z + b_1) .. + b_n)
     logits = A [h; s] + c                    s_k = relative_rate_k - 1, the model's score of tier k
 
-With ``A = [0 | scale * I]`` and ``c = 0`` the largest logit is the tier with the largest expected output rate:
-"follow the model" is where training starts from, and what it learns is a correction. Tiers that the engine
-does not have are masked, so one network serves every set of tiers.
+With ``A = [0 | scale * I]`` and ``c = 0`` the largest logit is that of the tier with the largest expected
+output rate: "follow the model" is where training starts from, and what it learns is a correction. Tiers that
+the engine does not have are masked, so one network serves every set of tiers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Network:
         return tuple(len(bias) for _, bias in self.layers)
 
     def logits(self, observation: Float32s) -> Float32s:
-        """Scores of num_steps 0..MAX_NUM_STEPS, shape (N, NUM_TIERS), of observations (N, OBSERVATION_SIZE)."""
+        """Scores of num_steps 0.., shape (N, NUM_TIERS), for observations of shape (N, OBSERVATION_SIZE)."""
         hidden = np.clip((observation - self.mean) / self.sd, -self.clip, self.clip)
         for weight, bias in self.layers:
             hidden = np.tanh(hidden @ weight.T + bias)
@@ -57,7 +57,7 @@ class Network:
         return np.asarray(np.concatenate([hidden, scores], axis=1) @ self.head_weight.T + self.head_bias)
 
     def probabilities(self, observation: Float32s, mask: Flags) -> Float32s:
-        """Softmax over the tiers that ``mask`` (NUM_TIERS,) or (N, NUM_TIERS) allows, shape (N, NUM_TIERS)."""
+        """Softmax over the tiers that ``mask``, one for all or one each, allows; shape (N, NUM_TIERS)."""
         logits = np.where(mask, self.logits(observation), -np.inf)
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
@@ -65,6 +65,12 @@ class Network:
     def best(self, observation: Float32s, mask: Flags) -> NDArray[np.intp]:
         """The num_steps with the largest logit among those that ``mask`` allows, shape (N,)."""
         return np.argmax(np.where(mask, self.logits(observation), -np.inf), axis=1)
+
+    def towards(self, other: Network, weight: float) -> Network:
+        """The mean of the two, ``other`` counting ``weight``; they have the same layout and normalisation."""
+        here, there = self.tensors(), other.tensors()
+        mixed = {name: here[name] + np.float32(weight) * (there[name] - here[name]) for name in here}
+        return Network.from_tensors(mixed, len(self.layers), self.clip)
 
     def tensors(self) -> dict[str, Float32s]:
         """The arrays by the names that they have in a file."""
