@@ -37,9 +37,9 @@ bench: $(VENV)/.dev
 
 # The tables and pictures of docs/policies.md. Goes on where it was interrupted, as long as the code is the same.
 evaluation: $(VENV)/.base env/tuned_peers.json
-	$(BIN)/specgov evaluate --suite quick -o out/quick.jsonl --update docs/policies.md
+	$(BIN)/specgov evaluate --suite quick -o out/quick.jsonl --renew --update docs/policies.md
 	$(BIN)/specgov plot out/quick.jsonl -o docs
-	$(BIN)/specgov evaluate --suite standard -o out/standard.jsonl --update docs/policies.md
+	$(BIN)/specgov evaluate --suite standard -o out/standard.jsonl --renew --update docs/policies.md
 	$(BIN)/specgov plot out/standard.jsonl -o docs
 
 env/tuned_peers.json: | $(VENV)/.base

@@ -95,8 +95,10 @@ class Results:
         self.rows += added
 
 
-def open_results(path: Path, suite: Suite) -> Results:
+def open_results(path: Path, suite: Suite, renew: bool = False) -> Results:
     """A new results file for ``suite``, or the one that is there, to be continued.
+
+    With ``renew`` one that other code or another suite made is written anew.
 
     Raises:
         ResultsError: the file is none, or another suite or other code made it.
@@ -105,18 +107,19 @@ def open_results(path: Path, suite: Suite) -> Results:
     here = Results(
         path, suite.name, suite.hash, code_hash(), {c.name: ConditionFacts.of(c) for c in suite.conditions}
     )
-    if not path.exists() or path.stat().st_size == 0:
+    there = read_results(path) if path.exists() and path.stat().st_size else None
+    made_by = ("suite", "suite_hash", "code_hash")
+    other = [what for what in made_by if there is not None and getattr(there, what) != getattr(here, what)]
+    if there is None or (other and renew):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(_header(here)) + "\n", encoding="utf-8")
         return here
-    there = read_results(path)
-    for what in ("suite", "suite_hash", "code_hash"):
-        if getattr(there, what) != getattr(here, what):
-            raise ResultsError(
-                f"{path}: made with {what.replace('_', ' ')} {getattr(there, what)}, and now it is "
-                f"{getattr(here, what)}; results of different code or suites do not mix: give another -o "
-                "file or delete this one"
-            )
+    for what in other:
+        raise ResultsError(
+            f"{path}: made with {what.replace('_', ' ')} {getattr(there, what)}, and now it is "
+            f"{getattr(here, what)}; results of different code or suites do not mix: give another -o "
+            "file, or --renew to write this one anew"
+        )
     # A line that was cut off when a run was killed.
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     if not lines[-1].endswith("\n"):

@@ -35,6 +35,7 @@ def evaluate(
     seeds: Annotated[int | None, options.option("N")] = None,
     jobs: int = 0,
     output_path: OutputPath = None,
+    renew: bool = False,
     markdown: bool = False,
     update: Annotated[Path | None, options.option("FILE.md")] = None,
     json: bool = False,
@@ -55,6 +56,7 @@ def evaluate(
         seeds: Different requests for each condition; default: the suite's.
         jobs: Processes; 0 = one for each core.
         output_path: Where to keep the results; default: evaluation-SUITE.jsonl.
+        renew: Write the results anew where other code or another suite made them.
         markdown: Print the tables as Markdown.
         update: Replace the tables between the suite's marks in a Markdown file.
         json: Print the rows as JSON.
@@ -72,7 +74,7 @@ def evaluate(
         loaded = loaded.with_rules(list(dict.fromkeys(["oracle", *rules])))
     path = output_path or Path(f"evaluation-{loaded.name}.jsonl")
     document = _marked(update, loaded.name) if update else None
-    results = open_results(record_path(path), loaded)
+    results = open_results(record_path(path), loaded, renew)
     _complete(results, loaded, loaded.seeds if seeds is None else seeds, jobs or os.cpu_count() or 1)
     if path.suffix in TABLE_SUFFIXES:
         export(results, path)

@@ -158,6 +158,8 @@ def test_results_of_other_code_or_suites_do_not_mix(tmp_path: Path, field: str, 
     path.write_text(json.dumps(header | {field: value}) + "\n")
     with pytest.raises(ResultsError, match="do not mix"):
         open_results(path, suite)
+    assert open_results(path, suite, renew=True).rows == []
+    assert open_results(path, suite).suite == "quick"
 
 
 @pytest.mark.parametrize("text", ["", "{}\n", "[]\n", "nonsense\n", '{"schema": "specgov.results"}\n'])
