@@ -115,7 +115,7 @@ class GovernedPolicy:
     def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
         """Every batch size for a tier that may be applied at each; else as SGLang's rule says."""
         if self._governs and step in self._tiers:
-            return self._graphs
+            return None if self._graphs is None else list(self._graphs)
         return self._engines_rule.cuda_graph_bs_for_step(step)
 
     def get_steps_for_batch(self, batch_size: int) -> int:
