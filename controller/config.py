@@ -173,7 +173,8 @@ def _problem(detail: dict[str, Any], text: str, path: str | Path | None, overrid
     elif detail["type"] != "value_error":
         message = f"{message}, not {detail['input']!r}"
     if dotted in overrides:
-        return f"option --{dotted.replace('_', '-')}: {message}"
+        option = dotted.removesuffix(".path").replace("_", "-").replace(".", "-")
+        return f"option --{option}: {message}"
     line = line_of_key(text, keys)
     return f"{path}{'' if line is None else f', line {line}'}: {dotted}: {message}"
 

@@ -89,7 +89,7 @@ def _govern(scenario: Scenario, policy: str, seed: int) -> EngineRun:
     with (
         tempfile.TemporaryDirectory(prefix="specgov-") as folder,
         sidecar_process(Path(folder), ["--policy", policy, "--seed", str(seed)]) as target,
-        DemoView(output.console(), policy, scenario.duration_s, time.monotonic) as view,
+        DemoView(output.console(redraws=True), policy, scenario.duration_s, time.monotonic) as view,
     ):
         return run_engine(
             scenario,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -48,8 +49,10 @@ def emulate(
     from specgov.controller.cli.engine_run import run_engine
     from specgov.env.emulated import Pace
 
-    if speed <= 0 or seed < 0 or (duration_s is not None and duration_s <= 0):
+    if not speed > 0 or seed < 0 or (duration_s is not None and not 0 < duration_s < math.inf):  # NaN too
         raise UsageError("emulate: --speed and --duration-s must be above 0, --seed 0 or more")
+    if not engine_id:
+        raise UsageError("emulate: --engine-id is empty")
     scenario = find_scenario(load)
     played_s = scenario.duration_s if duration_s is None else duration_s
     where = remote.grpc_target(remote.target_or_default(target))

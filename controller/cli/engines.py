@@ -147,11 +147,12 @@ def watch(
         json: Print one JSON object a line.
 
     """
+    request = specgov_pb2.WatchRequest(
+        engine_id=engine_id, every_steps=options.non_negative("--every-steps", every_steps)
+    )
+    options.non_negative("--count", count)
     with remote.sidecar(remote.target_or_default(target)) as channel:
         stub = specgov_pb2_grpc.ControllerAdminStub(channel)
-        request = specgov_pb2.WatchRequest(
-            engine_id=engine_id, every_steps=options.non_negative("--every-steps", every_steps)
-        )
         summaries = stub.Watch(request)
         for shown, summary in enumerate(summaries, start=1):
             output.print_line(remote.plain(summary) if json else _summary_line(summary))

@@ -11,6 +11,9 @@ from specgov.controller.cli.errors import UsageError
 
 Number = TypeVar("Number", int, float)
 
+LARGEST_WHOLE = 2**32 - 1
+"""The protocol's 32-bit fields hold no more."""
+
 
 def option(metavar: str) -> Any:
     """How an option whose default is nothing shows in ``--help``."""
@@ -18,7 +21,7 @@ def option(metavar: str) -> Any:
 
 
 def non_negative(option: str, value: Number) -> Number:
-    """``value`` if it is not below 0.
+    """``value`` if it is neither below 0 nor a whole number that the protocol cannot carry.
 
     Raises:
         UsageError: it is.
@@ -26,6 +29,8 @@ def non_negative(option: str, value: Number) -> Number:
     """
     if value < 0:
         raise UsageError(f"{option} must not be negative, not {value}")
+    if isinstance(value, int) and value > LARGEST_WHOLE:
+        raise UsageError(f"{option} must be at most {LARGEST_WHOLE}, not {value}")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,13 +14,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 WIDTH_WITHOUT_TERMINAL = 120
+LEAST_WIDTH = 100
+"""What the widest table needs; a narrower terminal breaks its lines, where rich would leave out columns."""
 
 
-def console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal, or of one fixed width where there is none."""
+class _Console(Console):
+    """A console that lets the command's caller see that the reader went away, as ``print`` does."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console(stderr: bool = False, redraws: bool = False) -> Console:
+    """A console as wide as the terminal, or of one fixed width where there is none.
+
+    At least ``LEAST_WIDTH`` wide, but for one that redraws its lines and so must know where they break.
+    """
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else WIDTH_WITHOUT_TERMINAL
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    width = WIDTH_WITHOUT_TERMINAL
+    if stream.isatty():
+        columns = shutil.get_terminal_size().columns
+        width = columns if redraws else max(columns, LEAST_WIDTH)
+    return _Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
@@ -50,7 +66,7 @@ def progress() -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=console(stderr=True),
+        console=console(stderr=True, redraws=True),
         transient=True,
         disable=not sys.stderr.isatty(),
     )

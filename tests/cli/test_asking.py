@@ -128,6 +128,10 @@ def test_decide_sends_what_was_asked(run, serve) -> None:
         (("--acceptance", "0.5,x"), "--acceptance takes numbers"),
         (("--acceptance", "0.5", "--context", "12.5"), "--context takes whole numbers"),
         (("--acceptance", "0.5", "--tiers", "0,-1"), "must not be negative"),
+        (("--acceptance", "0.5", "--context", str(2**64)), "--context must be at most 4294967295"),
+        (("--acceptance", "0.5", "--tiers", str(2**32)), "--tiers must be at most 4294967295"),
+        (("--batch-size", str(2**32), "--acceptance", "0.5"), "--batch-size must be at most 4294967295"),
+        (("--accept-length", "2", "--at-num-steps", str(2**32)), "--at-num-steps must be at most"),
         (("--acceptance", "0.5", "--target", "nowhere"), "--target"),
     ],
 )
@@ -206,6 +210,19 @@ def test_engines_watch_ends_after_the_lines_that_were_asked_for(run, serve) -> N
     assert [json.loads(line)["step_id"] for line in ran.out.splitlines()] == [1, 2]
     assert "step        1" in run("engines", "watch", "--count", "1", "--target", target).out
     assert sidecar.asked[0] == pb.WatchRequest(engine_id="e1", every_steps=10)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--every-steps", "-1", "--every-steps must not be negative"),
+        ("--every-steps", str(2**32), "--every-steps must be at most 4294967295"),
+        ("--count", "-1", "--count must not be negative"),
+    ],
+)
+def test_engines_watch_refuses_what_cannot_be(run, option: str, value: str, said: str) -> None:
+    ran = run("engines", "watch", option, value)
+    assert (ran.code, said in ran.err) == (2, True), ran.err
 
 
 def test_targets() -> None:

@@ -121,6 +121,10 @@ def test_decide_asks_a_real_sidecar(run, sidecar: str) -> None:
         (("--load", "nonsense"), 1, "nonsense"),
         (("--speed", "0"), 2, "--speed"),
         (("--duration-s", "-1"), 2, "--duration-s"),
+        (("--duration-s", "nan"), 2, "must be above 0"),
+        (("--duration-s", "inf"), 2, "must be above 0"),
+        (("--speed", "nan"), 2, "must be above 0"),
+        (("--engine-id", ""), 2, "--engine-id is empty"),
     ],
 )
 def test_emulate_refuses_in_one_line(run, argv: tuple[str, ...], code: int, said: str) -> None:
