@@ -114,12 +114,12 @@ def open_results(path: Path, suite: Suite, renew: bool = False) -> Results:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(_header(here)) + "\n", encoding="utf-8")
         return here
-    if there is not None and other:
+    if other:
         what = other[0]
         raise ResultsError(
             f"{path}: made with {what.replace('_', ' ')} {getattr(there, what)}, and now it is "
-            f"{getattr(here, what)}; results of different code or suites do not mix: give another -o file, or "
-            "--renew to write this one anew"
+            f"{getattr(here, what)}; results of different code or suites do not mix: give another -o file, "
+            "or --renew to write this one anew"
         )
     # A line that was cut off when a run was killed.
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
