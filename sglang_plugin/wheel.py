@@ -55,9 +55,11 @@ class Wheel:
     def attributes(self, dotted: str) -> frozenset[str] | None:
         """What a class and the classes that it is made from give their objects; None where there is none."""
         found = self._located(dotted, _MAX_HOPS)
-        if found is None or not isinstance(found[1], ast.ClassDef):
+        if found is None:
             return None
         module, definition = found
+        if not isinstance(definition, ast.ClassDef):
+            return None
         names = set(_own_attributes(definition))
         for base in definition.bases:
             if isinstance(base, ast.Name):

@@ -101,8 +101,9 @@ def _show(checks: Sequence[Check]) -> int:
     from specgov.sglang_plugin.report import exit_code
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("check", "outcome", "found", "to do"):
+    for column in ("check", "outcome", "found"):
         table.add_column(column, overflow="fold", no_wrap=column == "outcome")
+    table.add_column("to do", overflow="fold", max_width=36)
     for check in checks:
         outcome = Text(check.outcome, style=_COLOURS[check.outcome])
         table.add_row(Text(check.name), outcome, Text(check.found), Text(check.remedy))
