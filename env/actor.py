@@ -12,7 +12,7 @@ from torch import nn
 
 from specgov.env.training_env import PRIVILEGED
 from specgov.policies.features import OBSERVATION_SIZE, entries_of
-from specgov.policies.network import NUM_TIERS, SCORES, Network
+from specgov.policies.network import COLD_CHARGE, DRAFT_STAYS_WARM, NUM_TIERS, SCORES, Network
 
 ESTIMATES = (
     "acceptance",
@@ -41,6 +41,10 @@ class Trunk(nn.Module):
 
     """
 
+    mean: torch.Tensor
+    sd: torch.Tensor
+    keep: torch.Tensor
+
     def __init__(
         self,
         mean: NDArray[np.float32],
@@ -67,7 +71,9 @@ class Trunk(nn.Module):
 
     def forward_actor(self, observation: torch.Tensor) -> torch.Tensor:
         """Hidden layer and scores, shape (n, latent_dim_pi)."""
-        scores = (observation[:, SCORES] - 1.0) * self.keep[SCORES]
+        charge = torch.zeros_like(observation[:, SCORES])
+        charge[:, 0] = COLD_CHARGE * (1 - observation[:, DRAFT_STAYS_WARM])
+        scores = (observation[:, SCORES] - 1.0 - charge) * self.keep[SCORES]
         return torch.cat([self.policy_net(self._normalised(observation) * self.keep), scores], dim=1)
 
     def forward_critic(self, observation: torch.Tensor) -> torch.Tensor:
@@ -87,12 +93,15 @@ class FollowModelPolicy(MaskableActorCriticPolicy):
     ``score_scale`` says how closely: with 50 a tier that promises 2 % less is taken e^-1 as often.
     """
 
+    action_net: nn.Linear
+
     def __init__(self, *args: Any, trunk: dict[str, Any], score_scale: float = 50.0, **kwargs: Any) -> None:
         self._trunk, self._score_scale = trunk, score_scale
         super().__init__(*args, **kwargs)
 
     def _build_mlp_extractor(self) -> None:
-        self.mlp_extractor = Trunk(**self._trunk)
+        # Typed as Stable-Baselines3's own extractor, whose interface it has.
+        self.mlp_extractor = Trunk(**self._trunk)  # type: ignore[assignment]
 
     def _build(self, lr_schedule: Any) -> None:
         super()._build(lr_schedule)
@@ -102,9 +111,16 @@ class FollowModelPolicy(MaskableActorCriticPolicy):
             self.action_net.bias.zero_()
 
 
-def network_of(policy: FollowModelPolicy) -> Network:
-    """The actor as it is now, in numpy."""
-    trunk = policy.mlp_extractor
+def network_of(policy: nn.Module) -> Network:
+    """The actor of a ``FollowModelPolicy`` as it is now, in numpy.
+
+    Raises:
+        TypeError: it is another policy.
+
+    """
+    trunk = getattr(policy, "mlp_extractor", None)
+    if not isinstance(policy, FollowModelPolicy) or not isinstance(trunk, Trunk):
+        raise TypeError(f"expected a FollowModelPolicy, not {type(policy).__name__}")
     keep = _numpy(trunk.keep)
     linear = [layer for layer in trunk.policy_net if isinstance(layer, nn.Linear)]
     layers = [(_numpy(layer.weight), _numpy(layer.bias)) for layer in linear]

@@ -123,7 +123,7 @@ def _table(rng: np.random.Generator, profile: Profile, open_loop: bool) -> dict[
             "tiers": TIER_SETS[rng.choice(len(TIER_SETS), p=_TIER_WEIGHTS)],
             "decision_lag_steps": int(rng.choice([1, 2], p=(0.3, 0.7))),
             "transport_lag_steps": int(rng.choice([0, 1, 2], p=(0.2, 0.6, 0.2))),
-            "draft_kv_stays_warm": bool(rng.random() < 0.6),
+            "draft_kv_stays_warm": bool(rng.random() < 0.85),
         },
         "arrivals": _arrivals(rng, profile, output_tokens, open_loop),
         "classes": [_class(rng, output_tokens) for _ in range(rng.integers(1, 4))],

@@ -42,7 +42,7 @@ RANDOM = "random"
 RUN_FILE, CHECKPOINT_FILE, BEST_FOLDER = "run.json", "checkpoint.zip", "best"
 
 _EVALUATION_SEED = 7_000_000
-_EVALUATION_ENVS = 8
+_EVALUATION_ENVS = 6
 _GAMMA = {"rate": 0.99, "latency": 0.997, "slo": 0.997}
 
 
@@ -98,10 +98,10 @@ class Recipe:
     average_rounds: float = 30.0
     score_scale: float = 80.0
     without_estimates: bool = False
-    evaluate_every: int = 10
-    evaluation_domains: int = 12
+    evaluate_every: int = 6
+    evaluation_domains: int = 20
     evaluation_steps: int = 200
-    patience: int = 6
+    patience: int = 10
     least_gain: float = 2e-4
 
     def __post_init__(self) -> None:
@@ -123,10 +123,6 @@ class Recipe:
         ):
             if getattr(self, name) < 1:
                 raise TrainingError(f"{name} must be 1 or more, not {getattr(self, name)}")
-
-    def with_time_limit(self, time_limit_s: float | None) -> Recipe:
-        """The same recipe with another limit of wall time, None = no limit."""
-        return replace(self, time_limit_s=time_limit_s)
 
     @property
     def groups(self) -> int:

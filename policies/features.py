@@ -295,8 +295,8 @@ class Features:
             made._last = replace(
                 made._last,
                 batch_size=batch_sizes,
-                at_least=made._last.at_least * scale[:, None],
-                sum_seq_len_tokens=made._last.sum_seq_len_tokens * scale,
+                at_least=np.rint(made._last.at_least * scale[:, None]).astype(np.int64),
+                sum_seq_len_tokens=np.rint(made._last.sum_seq_len_tokens * scale).astype(np.int64),
                 padded_batch_size=np.where(scale == 1.0, last.padded_batch_size, 0),
             )
         made._rows, made._since = np.arange(len(scale)), np.repeat(self._since, len(scale))

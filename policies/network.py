@@ -4,6 +4,7 @@
     h = tanh(W_n .. tanh(W_1 z + b_1) .. + b_n)
     logits = A [h; s] + c                    s_k = relative_rate_k - 1, the model's score of tier k
 
+Tier 0 scores ``COLD_CHARGE`` less on engines whose draft goes cold there, as with ``greedy``.
 With ``A = [0 | scale * I]`` and ``c = 0`` the largest logit is that of the tier with the largest expected
 output rate: "follow the model" is where training starts from, and what it learns is a correction. Tiers that
 the engine does not have are masked, so one network serves every set of tiers.
@@ -26,6 +27,8 @@ NUM_TIERS = MAX_NUM_STEPS + 1
 """Outputs of a network: num_steps 0..MAX_NUM_STEPS."""
 
 SCORES = entries_of("relative_rate")
+DRAFT_STAYS_WARM = entries_of("draft_stays_warm").start
+COLD_CHARGE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Network:
         for weight, bias in self.layers:
             hidden = np.tanh(hidden @ weight.T + bias)
         scores = observation[:, SCORES] - np.float32(1.0)
+        scores[:, 0] -= np.float32(COLD_CHARGE) * (1 - observation[:, DRAFT_STAYS_WARM])
         return np.asarray(np.concatenate([hidden, scores], axis=1) @ self.head_weight.T + self.head_bias)
 
     def probabilities(self, observation: Float32s, mask: Flags) -> Float32s:
@@ -64,7 +68,8 @@ class Network:
 
     def best(self, observation: Float32s, mask: Flags) -> NDArray[np.intp]:
         """The num_steps with the largest logit among those that ``mask`` allows, shape (N,)."""
-        return np.argmax(np.where(mask, self.logits(observation), -np.inf), axis=1)
+        best: NDArray[np.intp] = np.argmax(np.where(mask, self.logits(observation), -np.inf), axis=1)
+        return best
 
     def towards(self, other: Network, weight: float) -> Network:
         """The mean of the two, ``other`` counting ``weight``; they have the same layout and normalisation."""

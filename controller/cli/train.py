@@ -68,16 +68,16 @@ def train(
     except ImportError as error:
         raise CliError(f"{EXTRA} ({error})") from error
 
-    given = {"steps": steps, "n_envs": n_envs}
+    plain = Recipe()
     recipe = Recipe(
         scenarios=tuple(name.strip() for name in scenario.split(",")),
         reward=reward,
         seed=seed,
+        steps=plain.steps if steps is None else steps,
+        time_limit_s=plain.time_limit_s if time_limit_s is None else time_limit_s or None,
+        n_envs=plain.n_envs if n_envs is None else n_envs,
         without_estimates=without_estimates,
-        **{name: value for name, value in given.items() if value is not None},
     )
-    if time_limit_s is not None:
-        recipe = recipe.with_time_limit(time_limit_s or None)
     with output.progress() as progress:
         task = progress.add_task("train", total=100)
 

@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 
 from specgov.policies.features import OBSERVATION_SIZE
-from specgov.policies.network import NUM_TIERS, SCORES, Network, expected_shapes, following_the_model
+from specgov.policies.network import (
+    DRAFT_STAYS_WARM,
+    NUM_TIERS,
+    SCORES,
+    Network,
+    expected_shapes,
+    following_the_model,
+)
 
 ALL = np.ones(NUM_TIERS, np.bool_)
 
 
-def observation(relative_rates):
+def observation(relative_rates, stays_warm=True):
     seen = np.zeros((1, OBSERVATION_SIZE), np.float32)
+    seen[0, DRAFT_STAYS_WARM] = stays_warm
     seen[0, SCORES] = relative_rates
     return seen
 
@@ -23,6 +31,15 @@ def test_before_training_the_network_follows_the_model():
     logits = network.logits(observation(rates))
     np.testing.assert_allclose(logits[0], 40.0 * (np.array(rates) - 1.0), rtol=1e-5)
     assert network.best(observation(rates), ALL).tolist() == [2]
+
+
+def test_tier_0_is_charged_where_the_draft_goes_cold():
+    """0.03 is charged: tier 0 at 1 loses to tier 1 at 0.98, and wins against 0.96."""
+    network = following_the_model((4,))
+    near, far = ([1.0, other, *[0.0] * 6] for other in (0.98, 0.96))
+    assert network.best(observation(near), ALL).tolist() == [0]
+    assert network.best(observation(near, stays_warm=False), ALL).tolist() == [1]
+    assert network.best(observation(far, stays_warm=False), ALL).tolist() == [0]
 
 
 def test_a_tier_that_the_engine_lacks_is_never_chosen():
