@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
 from types import FrameType
+from typing import NoReturn
 
 from specgov.controller import logs
 from specgov.controller.config import ServeConfig
@@ -17,9 +19,9 @@ EXIT_FAILED = 1
 
 
 def serve(config: ServeConfig) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. Wants the main thread, for the signals.
+    """Serve until SIGTERM or SIGINT, then end the process; returns an exit code only where it cannot serve.
 
-    A second signal ends the process at once.
+    Wants the main thread, for the signals. A second signal ends the process at once.
     """
     logs.configure(config.log)
     stop = threading.Event()
@@ -36,10 +38,20 @@ def serve(config: ServeConfig) -> int:
         while not stop.wait(3600.0):
             pass
         sidecar.stop()
+        _end_process()
     except ListenError as error:
         print(f"specgov: {error}", file=sys.stderr)  # noqa: T201 what the user sees, whatever the log's format is
         return EXIT_FAILED
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return 0
+
+
+def _end_process() -> NoReturn:
+    """Exit with 0 at once: all is written and closed by now.
+
+    The interpreter's own end takes up to a second on a busy machine, and may wait for threads of gRPC's.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)

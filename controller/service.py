@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 
@@ -31,7 +31,7 @@ HANDSHAKES = 16
 
 def add_speculation_controller(controller: SpeculationController, server: grpc.Server) -> None:
     """Serve ``controller``; bytes that are no message are rejected by their stream and do not end it."""
-    methods = {
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Control": grpc.stream_stream_rpc_method_handler(
             controller.Control,
             request_deserializer=read_message,

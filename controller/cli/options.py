@@ -21,7 +21,7 @@ def option(metavar: str) -> Any:
 
 
 def non_negative(option: str, value: Number) -> Number:
-    """``value`` if it is neither below 0 nor a whole number that the protocol cannot carry.
+    """``value`` if it is neither below 0 nor more than the protocol's whole numbers hold.
 
     Raises:
         UsageError: it is.
@@ -29,7 +29,7 @@ def non_negative(option: str, value: Number) -> Number:
     """
     if value < 0:
         raise UsageError(f"{option} must not be negative, not {value}")
-    if isinstance(value, int) and value > LARGEST_WHOLE:
+    if value > LARGEST_WHOLE:
         raise UsageError(f"{option} must be at most {LARGEST_WHOLE}, not {value}")
     return value
 

@@ -181,6 +181,26 @@ def test_signal_drains_and_exits(
     assert '"engine_id":"engine-1","step_id":1' in lines[2]
 
 
+def test_exit_waits_for_no_thread(tmp_path: Path) -> None:
+    """A thread that never ends stands for one of gRPC's that hangs: the interpreter would wait for it."""
+    code = (
+        "import sys, threading\n"
+        "from specgov.controller.cli.main import main\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        f"main(['serve', '--listen', 'unix://{tmp_path}/s.sock', '--policy', 'static'])\n"
+    )
+    with (
+        subprocess.Popen([sys.executable, "-c", code]) as process,
+        grpc.insecure_channel(f"unix://{tmp_path}/s.sock") as channel,
+    ):
+        try:
+            grpc.channel_ready_future(channel).result(timeout=60)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()
+
+
 class _Hold:
     """Keeps the engine's side of streams open until released."""
 
