@@ -158,4 +158,4 @@ def _narrowed(table: ResultTable) -> Any:
     )
 
 
-_WIDE = ("TTFT", "p99 TTFT", "TPOT", "p99 TPOT", "recovery")
+_WIDE = ("which", "TTFT", "p99 TTFT", "TPOT", "p99 TPOT", "recovery")

@@ -86,7 +86,7 @@ def _aims(results: Results, names: list[str]) -> ResultTable:
         "Aims",
         "Share of the oracle over the conditions of the main grids: output rate in closed loops, tokens per "
         "request-second in open ones.",
-        ("rule", "mean", "worst condition", "which", "aims"),
+        ("rule", "mean", "worst condition", "condition", "aims"),
         tuple(rows),
     )
 
@@ -209,7 +209,7 @@ def _above_oracle(results: Results) -> ResultTable:
     found.sort(key=lambda entry: (-entry[0], entry[1]))
     return ResultTable(
         "Above the oracle",
-        f"The {MOST_ABOVE} largest of {len(found)} shares above {100 * ABOVE_ORACLE:.1f} % in a condition.",
+        f"Of {len(found)} shares above {100 * ABOVE_ORACLE:.1f} % in a condition, the {MOST_ABOVE} largest.",
         ("rule", "share", "condition"),
         tuple((rule, f"{100 * share:.1f}", facts.name) for share, rule, facts in found[:MOST_ABOVE]),
     )
