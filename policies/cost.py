@@ -4,7 +4,7 @@
 time without context and ``attention`` what context adds to it; without a profile both come from
 ``GenericStepTime``. The log-ratio ``f`` is a Gaussian process with a smooth prior over batch size and tier,
 held on a grid (half octaves by tiers, linear between) together with ``a``, and filtered
-recursively: one extended Kalman step for each timed decode step (Särkkä, "Bayesian Filtering and Smoothing",
+recursively from the timed decode steps (extended Kalman filter; Särkkä, "Bayesian Filtering and Smoothing",
 2013).
 
 - Prior of ``f``: a common scale, a smooth curve over batch size, a random walk over ``log2(1 + k)`` from tier
@@ -14,12 +14,17 @@ recursively: one extended Kalman step for each timed decode step (Särkkä, "Bay
 - Forgetting: covariance flows back to the prior's over ``memory_steps``; at once, for the most part, when the
   change detector (``change.py``, on standardised innovations) raises an alarm.
 - The noise of single steps is estimated along.
+- Steps at one cell are pooled before the filter takes them in, until they would halve the cell's variance and
+  for at most ``pooled_steps`` steps: one observation of their weighted mean innovation, which leaves the same
+  estimates at a fraction of the time.
 
 Predictions are made monotone in k, which moves the less certain of two estimates that disagree.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,7 +52,8 @@ class CostConfig:
     ``depth_sd``: of the ratio of tier 1 to tier 0, growing with the root of ``log2(1 + k)``; half of its
     variance is common to all batch sizes. ``cell_sd``: each cell's own. ``attention_sd``: of the cost of
     context. ``noise_sd``: of single steps, a first guess; ``least_noise_sd`` bounds the estimate.
-    ``student_df``: degrees of freedom of the error. ``memory_steps``: how long evidence counts.
+    ``student_df``: degrees of freedom of the error. ``pooled_steps``: most steps that are taken in at once.
+    ``memory_steps``: how long evidence counts.
     ``kept_after_change``: share of the evidence that survives an alarm of ``change``.
     """
 
@@ -61,6 +67,7 @@ class CostConfig:
     noise_sd: float = 0.05
     least_noise_sd: float = 0.01
     student_df: float = 4.0
+    pooled_steps: int = 8
     memory_steps: float = 50_000.0
     kept_after_change: float = 0.3
     change: ChangeConfig = field(default_factory=ChangeConfig)
@@ -103,7 +110,7 @@ class CostEstimator:
 
     Attributes: batch_sizes: the grid of batch sizes, ascending, shape (G,): the engine's graph sizes, and
         more where it has none or its batches can be larger. A batch size costs what the next larger one of
-        them costs.
+        them costs. version: another one whenever what ``predict`` returns is.
 
     """
 
@@ -116,6 +123,7 @@ class CostEstimator:
         self._tiers = np.asarray(engine.tiers)
         self._tier_index = {tier: index for index, tier in enumerate(engine.tiers)}
         self.batch_sizes = _batch_grid(engine)
+        self._sizes: list[int] = self.batch_sizes.tolist()
         octave = np.log2(self.batch_sizes) * _NODES_PER_OCTAVE
         count = int(np.ceil(octave[-1])) + 1
         self._node = np.minimum(octave.astype(np.intp), max(count - 2, 0))
@@ -126,6 +134,8 @@ class CostEstimator:
         self._free_ms = self._profile_ms(_PROBE_CONTEXT_TOKENS)
         self._attention_ms = np.zeros_like(self._free_ms)
         self._context = -1.0
+        self._scratch = np.zeros_like(self._prior_covariance)
+        self.version = 0
         self.forget()
 
     def forget(self) -> None:
@@ -140,6 +150,7 @@ class CostEstimator:
         self._detector.restart()
         self._predicted_ms: Floats | None = None
         self._moved = 0.0
+        self._pool: _Pool | None = None
 
     @property
     def changes(self) -> int:
@@ -153,7 +164,7 @@ class CostEstimator:
 
     def grid_index(self, batch_size: int) -> int:
         """Index in ``batch_sizes`` of what ``batch_size`` is padded to; the last for anything larger."""
-        return min(int(np.searchsorted(self.batch_sizes, batch_size)), len(self.batch_sizes) - 1)
+        return min(bisect_left(self._sizes, batch_size), len(self._sizes) - 1)
 
     def observe(self, step: StepObservation) -> bool:
         """Learn from a timed step; True if it revealed a change. Steps without a valid time are left out."""
@@ -165,7 +176,7 @@ class CostEstimator:
         self._forget_a_little()
         self._refresh(step.sum_seq_len_tokens / step.batch_size)
         grid = self.grid_index(max(step.batch_size, step.padded_batch_size))
-        return self._filter(grid, tier, float(np.log(step.step_ms)))
+        return self._add(grid, tier, math.log(step.step_ms))
 
     def predict(self, mean_context_tokens: float) -> Floats:
         """Expected step time in ms by grid batch size and tier, shape (G, number of tiers).
@@ -176,19 +187,24 @@ class CostEstimator:
         if self._predicted_ms is None or self._moved > _PREDICTION_RESOLUTION:
             self._predicted_ms = self._monotone(self._ms(self._mean))
             self._moved = 0.0
+            self.version += 1
         return self._predicted_ms
 
     def log_covariance(self, grid_index: int) -> Floats:
         """Covariance of the log step time between tiers at a grid batch size, shape (tiers, tiers)."""
-        tiers = np.arange(len(self._tiers))
-        low = int(self._node[grid_index]) * len(tiers) + tiers
-        states = np.concatenate([low, low + len(tiers), [len(self._mean) - 1]])
-        share, part = float(self._share[grid_index]), self._free_part(grid_index)
-        rows = np.zeros((len(tiers), len(states)))
-        rows[tiers, tiers] = (1 - share) * part
-        rows[tiers, tiers + len(tiers)] = share * part
-        rows[:, -1] = 1 - part
-        return np.asarray(rows @ self._covariance[np.ix_(states, states)] @ rows.T)
+        tiers, share = len(self._tiers), float(self._share[grid_index])
+        low = int(self._node[grid_index]) * tiers
+        middle, high = low + tiers, low + 2 * tiers
+        part, cov = self._free_part(grid_index), self._covariance
+        near = (1 - share) ** 2 * cov[low:middle, low:middle] + share**2 * cov[middle:high, middle:high]
+        across = share * (1 - share) * cov[low:middle, middle:high]
+        context = part * ((1 - share) * cov[low:middle, -1] + share * cov[middle:high, -1])
+        mixed = context[:, None] * (1 - part)
+        return np.asarray(
+            (part[:, None] * part) * (near + across + across.T)
+            + (mixed + mixed.T)
+            + (cov[-1, -1] * (1 - part))[:, None] * (1 - part)
+        )
 
     def sample(
         self, mean_context_tokens: float, rng: np.random.Generator, temperature: float = 1.0
@@ -201,44 +217,56 @@ class CostEstimator:
 
     # -- learning --------------------------------------------------------------------------------
 
-    def _filter(self, grid: int, tier: int, log_ms: float) -> bool:
-        predicted, parts = self._linearise(grid, tier)
-        spread: Floats = np.zeros(len(self._mean))
-        for index, weight in parts:
-            spread += weight * self._covariance[:, index]
-        own = sum(weight * float(spread[index]) for index, weight in parts)
-        innovation = log_ms - predicted
-        total = own + self._noise
+    def _add(self, grid: int, tier: int, log_ms: float) -> bool:
+        """Judge one step by its prediction and pool it; True if it revealed a change."""
+        pool = self._pool
+        if pool is None or pool.cell != (grid, tier):
+            self._take_in()
+            pool = self._pool = self._new_pool(grid, tier)
+        innovation = log_ms - pool.predicted
+        total = pool.variance + self._noise
         trust = min(1.0, (self.config.student_df + 1) / (self.config.student_df + innovation**2 / total))
-        gain = spread / (own + self._noise / trust)
-        self._mean += gain * innovation
-        self._covariance -= gain[:, None] * spread
-        self._moved += abs(innovation) * own / (own + self._noise / trust)
-        self._judge_profile(min(innovation**2 / total, 9.0), max(own - self._noise, 0.0) / total)
-        seen = min(innovation**2, 9 * total) - own
-        self._noise += 0.02 * (seen - self._noise) if own < self._noise else 0.0
-        self._noise = max(self._noise, self.config.least_noise_sd**2)
-        if not self._detector.update(innovation / np.sqrt(total)):
-            return False
-        kept = self.config.kept_after_change
-        self._covariance = kept * self._covariance + (1 - kept) * self._scaled_prior()
-        self._predicted_ms = None
-        return True
+        pool.steps, pool.trust, pool.pull = pool.steps + 1, pool.trust + trust, pool.pull + trust * innovation
+        changed = self._detector.update(innovation / math.sqrt(total))
+        if changed or pool.trust * pool.variance >= self._noise or pool.steps >= self.config.pooled_steps:
+            self._take_in()
+        self._judge_profile(min(innovation**2 / total, 9.0), max(pool.variance - self._noise, 0.0) / total)
+        self._learn_noise(min(innovation**2, 9 * total), pool.variance)
+        if changed:
+            kept = self.config.kept_after_change
+            self._covariance = kept * self._covariance + (1 - kept) * self._scaled_prior()
+            self._predicted_ms = None
+        return changed
 
-    def _linearise(self, grid: int, tier: int) -> tuple[float, list[tuple[int, float]]]:
-        """Predicted log time of a cell, and the states that it depends on with their derivatives."""
+    def _take_in(self) -> None:
+        """One Kalman step with the pooled steps' mean innovation, as sure as they are together."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        total = pool.variance + self._noise / pool.trust
+        gain, innovation = pool.spread / total, pool.pull / pool.trust
+        self._mean += gain * innovation
+        self._covariance -= np.multiply(gain[:, None], pool.spread, out=self._scratch)
+        self._moved += abs(innovation) * pool.variance / total
+
+    def _new_pool(self, grid: int, tier: int) -> _Pool:
+        """An empty pool: the cell's predicted log time, linear in the states that it depends on."""
         node, share, tiers = int(self._node[grid]), float(self._share[grid]), len(self._tiers)
         low, high = node * tiers + tier, (node + 1) * tiers + tier
-        correction = (1 - share) * self._mean[low] + share * self._mean[high]
-        free = float(self._free_ms[grid, tier] * np.exp(correction))
-        attention = float(self._attention_ms[grid, tier] * np.exp(self._mean[-1]))
-        total = free + attention
+        correction = (1 - share) * float(self._mean[low]) + share * float(self._mean[high])
+        free = float(self._free_ms[grid, tier]) * math.exp(correction)
+        total = free + float(self._attention_ms[grid, tier]) * math.exp(float(self._mean[-1]))
         part = free / total
-        return float(np.log(total)), [
-            (low, part * (1 - share)),
-            (high, part * share),
-            (-1, attention / total),
-        ]
+        states = [low, high, len(self._mean) - 1]
+        weights = np.array([part * (1 - share), part * share, 1 - part])
+        spread = weights @ self._covariance[states]
+        return _Pool((grid, tier), math.log(total), spread, float(weights @ spread[states]))
+
+    def _learn_noise(self, squared: float, variance: float) -> None:
+        """Move the noise towards a squared innovation, where that is noise more than ignorance."""
+        if variance < self._noise:
+            self._noise += 0.02 * (squared - variance - self._noise)
+        self._noise = max(self._noise, self.config.least_noise_sd**2)
 
     def _judge_profile(self, surprise: float, weight: float) -> None:
         """Scale the prior's covariance by how far off the profile has proved (inverse-gamma posterior).
@@ -255,6 +283,7 @@ class CostEstimator:
     def _forget_a_little(self) -> None:
         self._since_forgetting += 1
         if self._since_forgetting == _FORGET_EVERY_STEPS:
+            self._take_in()
             self._since_forgetting = 0
             share = min(_FORGET_EVERY_STEPS / self.config.memory_steps, 1.0)
             self._covariance += share * (self._scaled_prior() - self._covariance)
@@ -268,6 +297,7 @@ class CostEstimator:
         """The context's share of the profile, made again when the mean context has moved by a twentieth."""
         if abs(mean_context_tokens - self._context) <= _CONTEXT_RESOLUTION * self._context:
             return
+        self._take_in()
         self._context = max(mean_context_tokens, 0.0)
         self._attention_ms = np.maximum(self._profile_ms(self._context) - self._free_ms, 0.0)
         self._predicted_ms = None
@@ -296,6 +326,19 @@ class CostEstimator:
         correction = self._mean[:-1].reshape(self._nodes, len(self._tiers))
         free = self._free_ms[grid] * np.exp((1 - share) * correction[node] + share * correction[node + 1])
         return np.asarray(free / (free + self._attention_ms[grid] * np.exp(self._mean[-1])))
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Steps at one cell that the filter has not taken in: their weights and weighted innovations, summed."""
+
+    cell: tuple[int, int]
+    predicted: float
+    spread: Floats
+    variance: float
+    steps: int = 0
+    trust: float = 0.0
+    pull: float = 0.0
 
 
 def _batch_grid(engine: EngineSpec) -> NDArray[np.int64]:

@@ -81,9 +81,10 @@ class Greedy:
         self._engine = context.engine
         self.model = RateModel(context, config.cold_draft_margin)
         self._current = np.full(len(self.model.cost.batch_sizes), -1, dtype=np.intp)
-        self._since_probe = 0
-        self._blind_for = 0
-        self._restart_probes()
+        self._rows = np.arange(len(self._current))
+        self._rates: Rates | None = None
+        self._choice: Choice
+        self._since_probe = self._blind_for = 0
 
     def observe(self, step: StepObservation) -> None:
         """Learn from a step."""
@@ -95,12 +96,16 @@ class Greedy:
     def choose(self, batch: BatchView) -> Choice:
         """The best tier for every batch size, or one step of a probe for the batch's own."""
         rates = self.model.rates(batch)
-        held = self._settle(rates)
-        choices, reason = self._current, Reason.HOLD if held else Reason.POLICY
-        probe = self._probe(rates)
-        if probe is not None:
-            choices, reason = self._with_probe(rates.grid, probe), Reason.EXPLORATION
-        return Choice(self.model.ranges(choices), reason, 1.0, rates.tokens, rates.ms[rates.grid])
+        if rates is not self._rates:
+            self._rates = rates
+            held = self._settle(rates)
+            self._choice = self._say(rates, self._current, Reason.HOLD if held else Reason.POLICY)
+        if self._since_probe >= self._config.probe_every_steps:
+            self._since_probe = 0
+            probe = self._probe(rates)
+            if probe is not None:
+                return self._say(rates, self._with_probe(rates.grid, probe), Reason.EXPLORATION)
+        return self._choice
 
     def forget(self) -> None:
         """Drop what is known of acceptance; step times stay."""
@@ -114,24 +119,27 @@ class Greedy:
     def _settle(self, rates: Rates) -> bool:
         """Move batch sizes to their best tier where that pays; True if the asked one stays with another."""
         config, grid = self._config, rates.grid
-        best = np.argmax(rates.log_rate, axis=1)
-        rows = np.arange(len(best))
+        best, rows = rates.log_rate.argmax(axis=1), self._rows
+        if (best == self._current).all():
+            return False
         new = self._current < 0
-        margin = np.full(len(best), config.margin)
-        if not new[grid] and best[grid] != self._current[grid]:
+        gain = rates.log_rate[rows, best] - rates.log_rate[rows, self._current]
+        moves = new | (gain > config.margin)
+        if moves[grid] and not new[grid] and gain[grid] <= config.largest_margin:
             doubt = float(self.model.log_ratio_sd(rates)[self._current[grid], best[grid]])
-            margin[grid] = min(config.margin + config.doubt * doubt, config.largest_margin)
-        moves = new | (rates.log_rate[rows, best] > rates.log_rate[rows, self._current] + margin)
+            moves[grid] = gain[grid] > config.margin + config.doubt * doubt
         self._current = np.where(moves, best, self._current)
         return bool(self._current[grid] != best[grid])
+
+    def _say(self, rates: Rates, choices: NDArray[np.intp], reason: Reason) -> Choice:
+        return Choice(self.model.ranges(choices), reason, 1.0, rates.tokens, rates.ms[rates.grid])
 
     def _probe(self, rates: Rates) -> int | None:
         """Index of a tier worth one step, None where there is none."""
         current = int(self._current[rates.grid])
         others = np.flatnonzero(np.arange(len(self.model.tiers)) != current)
-        if not len(others) or self._since_probe < self._config.probe_every_steps:
+        if not len(others):
             return None
-        self._since_probe = 0
         log_rate = rates.log_rate[rates.grid]
         loss = np.maximum(log_rate[current] - log_rate[others], 0.0)
         spread = self.model.log_ratio_sd(rates)[current, others]

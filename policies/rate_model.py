@@ -45,9 +45,14 @@ class RateModel:
         self.tiers = np.asarray(context.engine.tiers)
         self.acceptance = AcceptanceEstimator(max(int(self.tiers[-1]), 1))
         self.cost = CostEstimator(context.engine, context.step_time)
+        self._of_tiers = np.ix_(self.tiers, self.tiers)
         self._charge = np.where(
             (self.tiers == 0) & (not context.engine.draft_kv_stays_warm), cold_draft_margin, 0.0
         )
+        self._asked: tuple[int, int, int] | None = None
+        self._rates_of_asked: Rates
+        self._log_ms_version = -1
+        self._charged_log_ms: Floats
         self._choices: NDArray[np.intp] | None = None
         self._ranges: tuple[TierRange, ...] = ()
         self._starts = np.concatenate([[1], self.cost.batch_sizes[:-1] + 1]).tolist()
@@ -58,10 +63,19 @@ class RateModel:
         return self.cost.observe(step) or acceptance_changed
 
     def rates(self, batch: BatchView) -> Rates:
-        """Expected rates, by posterior means."""
+        """Expected rates, by posterior means; the same object until they or the batch size change."""
         size = max(batch.batch_size, 1)
         ms = self.cost.predict(batch.sum_seq_len_tokens / size)
-        return self._rates(size, self.acceptance.tokens(size), ms)
+        asked = (size, self.acceptance.version, self.cost.version)
+        if asked != self._asked:
+            if self._log_ms_version != self.cost.version:
+                self._charged_log_ms = np.log(ms) + self._charge
+                self._log_ms_version = self.cost.version
+            tokens = self.acceptance.tokens(size)[self.tiers]
+            log_rate = np.log(tokens / size) - self._charged_log_ms
+            self._asked = asked
+            self._rates_of_asked = Rates(size, self.cost.grid_index(size), tokens, ms, log_rate)
+        return self._rates_of_asked
 
     def sample_rates(
         self,
@@ -73,17 +87,17 @@ class RateModel:
         """Rates of one draw from the posteriors; a temperature scales its deviations from the mean."""
         size = max(batch.batch_size, 1)
         ms = self.cost.sample(batch.sum_seq_len_tokens / size, rng, cost_temperature)
-        return self._rates(size, self.acceptance.sample_tokens(size, rng, acceptance_temperature), ms)
+        tokens = self.acceptance.sample_tokens(size, rng, acceptance_temperature)[self.tiers]
+        log_rate = np.log(tokens / size) - np.log(ms) - self._charge
+        return Rates(size, self.cost.grid_index(size), tokens, ms, log_rate)
 
     def log_ratio_sd(self, rates: Rates) -> Floats:
         """Standard deviation of the log ratio of two tiers' rates for the batch, shape (tiers, tiers)."""
-        chosen = np.ix_(self.tiers, self.tiers)
-        covariance = self.acceptance.covariance(rates.batch_size)[chosen] / np.outer(
-            rates.tokens, rates.tokens
-        )
-        covariance = covariance + self.cost.log_covariance(rates.grid)
-        variance = np.diag(covariance)
-        return np.asarray(np.sqrt(np.maximum(variance[:, None] + variance[None, :] - 2 * covariance, 0.0)))
+        covariance = self.acceptance.covariance(rates.batch_size)[self._of_tiers]
+        covariance /= rates.tokens[:, None] * rates.tokens
+        covariance += self.cost.log_covariance(rates.grid)
+        variance = covariance.diagonal()
+        return np.asarray(np.sqrt(np.maximum(variance[:, None] + variance - 2 * covariance, 0.0)))
 
     def ranges(self, choices: NDArray[np.intp]) -> tuple[TierRange, ...]:
         """Ranges of batch sizes from a tier's index for each row of the grid."""
@@ -101,9 +115,3 @@ class RateModel:
         values["acceptance_changes"] = float(self.acceptance.changes)
         values["cost_changes"] = float(self.cost.changes)
         return values
-
-    def _rates(self, size: int, tokens: Floats, ms: Floats) -> Rates:
-        tokens = tokens[self.tiers]
-        return Rates(
-            size, self.cost.grid_index(size), tokens, ms, np.log(tokens / size) - np.log(ms) - self._charge
-        )

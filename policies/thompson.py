@@ -3,10 +3,11 @@
 Formula: at the start of an epoch draw acceptance and step times from their posteriors (``acceptance.py``,
 ``cost.py``); for each batch size take the tier with the largest ``E[tok | k] / T(k)`` in that draw, and hold
 it for ``epoch_steps`` steps. A tier whose draw beats the one in use by less than ``margin`` is not taken. An
-epoch ends early when a change is found, and while little is known epochs are short: they begin at
-``first_epoch_steps`` and double. The temperatures scale a draw's deviations from the mean: step times are
-learnt for good, so they are drawn as they are; the acceptance of a small batch stays uncertain for as long as
-its requests live, so it is drawn closer to the mean.
+epoch ends early when a change is found. Epochs at another tier than the best by posterior mean are short,
+``first_epoch_steps``: a few steps tell what a tier costs. So are all while little is known: they begin at
+that length and double. The temperatures scale a draw's deviations from the mean: the acceptance of a small
+batch stays uncertain for as long as its requests live, so it is drawn closer to the mean; step times are
+learnt for good.
 
 - Sampling at every step would switch at every step; by epoch the exploration is the same and the switches few
   (Osband, Russo and Van Roy, "(More) Efficient Reinforcement Learning via Posterior Sampling", NeurIPS 2013,
@@ -45,7 +46,7 @@ class Thompson:
 
         epoch_steps: int = 16
         first_epoch_steps: int = 4
-        acceptance_temperature: float = 0.5
+        acceptance_temperature: float = 0.3
         cost_temperature: float = 1.0
         margin: float = 0.003
         blind_steps: int = 60
@@ -106,8 +107,10 @@ class Thompson:
         best, rows = np.argmax(drawn, axis=1), np.arange(len(drawn))
         moves = (self._current < 0) | (drawn[rows, best] > drawn[rows, self._current] + config.margin)
         self._current = np.where(moves, best, self._current)
-        follows_mean = self._current[rates.grid] == np.argmax(rates.log_rate[rates.grid])
-        return Reason.POLICY if follows_mean else Reason.EXPLORATION
+        if self._current[rates.grid] == np.argmax(rates.log_rate[rates.grid]):
+            return Reason.POLICY
+        self._left = min(self._left, config.first_epoch_steps)
+        return Reason.EXPLORATION
 
     def _peek(self, rates: Rates) -> NDArray[np.intp]:
         """The choices with the best positive tier wherever they hold tier 0."""

@@ -67,12 +67,32 @@ def test_a_second_step_by_hand() -> None:
     # noise is not learnt (it stays at least 1), nor is the profile judged (the cell's variance is below the
     # noise's).
     config = CostConfig(
-        scale_sd=1, batch_sd=0, depth_sd=0, cell_sd=0, noise_sd=1, least_noise_sd=1, memory_steps=1e12
+        scale_sd=1,
+        batch_sd=0,
+        depth_sd=0,
+        cell_sd=0,
+        noise_sd=1,
+        least_noise_sd=1,
+        memory_steps=1e12,
+        pooled_steps=1,
     )
     estimator = CostEstimator(ENGINE, Constant(), config)
     for _ in range(2):
         estimator.observe(step(1, 0, 10 * math.e))
     assert at(estimator, 1) == pytest.approx(np.full(4, 10 * math.exp(2 / 3)))
+
+
+def test_pooled_steps_count_as_much_as_single_ones() -> None:
+    # As above, with innovations too small for the Student-t to weigh down: n steps of log time x at once or
+    # one by one leave a Gaussian the same mean.
+    config = {"batch_sd": 0.0, "depth_sd": 0.0, "cell_sd": 0.0, "noise_sd": 1.0, "least_noise_sd": 1.0}
+    for pooled_steps in (1, 4):
+        limits = CostConfig(**config, scale_sd=0.4, memory_steps=1e12, pooled_steps=pooled_steps)  # type: ignore[arg-type]
+        estimator = CostEstimator(ENGINE, Constant(), limits)
+        for _ in range(4):
+            estimator.observe(step(1, 0, 10 * math.exp(0.1)))
+        # Prior variance 0.16, noise 1: 4 steps weigh 0.64 against 1.
+        assert at(estimator, 1) == pytest.approx(np.full(4, 10 * math.exp(0.1 * 0.64 / 1.64)))
 
 
 def test_neighbouring_cells_share_what_is_learnt_and_far_ones_less() -> None:

@@ -153,7 +153,7 @@ def test_a_draft_that_becomes_useful_is_taken_up_from_tier_0() -> None:
     play(rule, tiers, [0.02] * 7, 32, 300)
     used = [num_steps for num_steps, _ in play(rule, tiers, [0.85] * 7, 32, 200, first=301, seed=1)]
     assert best_tier(tiers, [0.85] * 7, 32) == 7
-    assert used[0] == 0
+    assert used[:3].count(0) >= 2
     assert Counter(used[120:]).most_common(1)[0][0] == 7
 
 

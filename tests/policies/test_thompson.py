@@ -57,10 +57,18 @@ def play(
 
 
 def test_a_tier_is_held_for_an_epoch() -> None:
-    # Epochs of 4, 8 and then 16 steps: switches can only come after 4, 12, 28, 44, ... steps.
-    used = [num_steps for num_steps, _ in play(make(), 0.7, 16, 300)]
-    ends = {4} | set(range(12, 300, 16))
-    assert set((np.flatnonzero(np.diff(used)) + 1).tolist()) <= ends
+    # Epochs of 4, 8 and then 16 steps, or of 4 that explore: all ends are multiples of 4.
+    played = play(make(), 0.7, 16, 300)
+    used = [num_steps for num_steps, _ in played]
+    assert set((np.flatnonzero(np.diff(used)) + 1).tolist()) <= set(range(4, 300, 4))
+    # What is best by the mean is held for 16 once the first epochs are over: an epoch begins with POLICY or
+    # EXPLORATION.
+    begins = [step for step, (_, choice) in enumerate(played, 1) if choice.reason != Reason.HOLD]
+    lengths = dict(zip(begins, np.diff([*begins, 300]).tolist(), strict=True))
+    for step, length in lengths.items():
+        explores = played[step - 1][1].reason == Reason.EXPLORATION
+        if 28 <= step < 280:
+            assert length == (4 if explores else 16)
 
 
 def test_at_temperature_0_it_follows_the_posterior_mean() -> None:
