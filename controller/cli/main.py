@@ -19,6 +19,10 @@ from typing import Any
 
 from specgov.controller.cli.errors import CliError, UsageError
 
+# Before a command loads numpy: on matrices as small as the rules' a second BLAS thread saves nothing, and
+# while it waits it spins on a core that the engine needs.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 CommandFunction = Callable[..., int | None]
 
 EXIT_INTERRUPTED = 130
