@@ -120,10 +120,10 @@ def readable(card: Card) -> str:
         "Written by `specgov export`; use it with `--policy ppo:FOLDER`.",
         "",
         f"- Network: {layers}, {card.activation}, over the model's scores of the tiers",
-        f"- Observation: version {card.observation_version}; tiers {', '.join(map(str, card.tiers))}, masked to "
-        "those of the engine",
+        f"- Observation: version {card.observation_version}",
+        f"- Tiers: {', '.join(map(str, card.tiers))}, masked to those of the engine",
         f"- Weights: {WEIGHTS_FILE}, sha256 {card.weights_sha256}",
-        *(f"- Profile {name}: sha256 {digest}" for name, digest in card.profiles.items()),
+        *(f"- Profile {name}: {digest}" for name, digest in card.profiles.items()),
         *(f"- {key.replace('_', ' ').capitalize()}: {_plain(value)}" for key, value in card.training.items()),
     ]
     return "\n".join([*lines, *_score_table(card.scores)]) + "\n"
