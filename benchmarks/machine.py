@@ -1,4 +1,4 @@
-"""What a benchmark's figures depend on: the machine and the versions."""
+"""What a benchmark's figures depend on: the machine and the versions. Import it before numpy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import platform
 from pathlib import Path
 from typing import Any
+
+# As the command line does it: one BLAS thread, which must be said before numpy is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def facts(packages: tuple[str, ...]) -> dict[str, Any]:

@@ -48,6 +48,8 @@ Floats = NDArray[np.float64]
 _sum = np.add.reduce
 _ONE_SLOT, _ONE_GENERATION = np.zeros(1, np.uint16), np.zeros(1, np.uint8)
 _STEPS_KNOWN_PER_NEW = 8
+_FEW_OF = 16
+"""Fewer new requests than this part of the batch change the estimates from the next inference on."""
 _LARGEST_LOGIT = 7.0
 _LARGEST_TILT_STEP = 2.0
 _LEAST_ACCEPTANCE = 1e-4
@@ -90,7 +92,7 @@ class AcceptanceEstimator:
         num_positions: largest num_steps of the engine, at least 1.
         config: parameters.
 
-    Attributes: version: another one whenever what is known or the requests have changed.
+    Attributes: version: another one whenever what is known or a fair part of the requests has changed.
 
     """
 
@@ -121,7 +123,7 @@ class AcceptanceEstimator:
         self._request_variance = self.config.request_sd**2
         self._requests.clear()
         self._step_id, self._steps_known, self._steps_new = -1, 0, 0
-        self._live_requests, self._anonymous = 0, False
+        self._live_requests, self._anonymous, self._rows_known = 0, False, 0
         self._has_new, self._was_blind = False, True
         self._detector.restart()
         self.version += 1
@@ -236,14 +238,16 @@ class AcceptanceEstimator:
         changes = self._requests.follow(*names, step.step_id)
         if changes is None:
             return
-        rows = self._requests.values
+        before, rows = self._rows_known, self._requests.values
+        self._rows_known = rows.shape[1]
         if len(changes.new):
-            typical = mean_sigmoid(self._logits, self._request_variance)
-            rows[self._m, changes.new] = typical[:, None]
+            rows[self._m, changes.new] = mean_sigmoid(self._logits, self._request_variance)[:, None]
             rows[self._tilt_variance, changes.new] = self._request_variance
         if len(changes.back):
             rows[self._evidence, changes.back] *= np.exp(-changes.away_steps / self._memory_steps)
-        self.version += 1
+        joined = len(changes.new) + len(changes.back)
+        if self._rows_known != before or joined * _FEW_OF >= self._rows_known:
+            self.version += 1
 
     def _infer(self, step_id: int) -> bool:
         """Take in what was counted since the last time; True if it revealed a change."""

@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 _NODES_PER_OCTAVE = 2
 _FORGET_EVERY_STEPS = 16
 _LARGEST_MODELLED_BATCH = 1_024
-_PREDICTION_RESOLUTION = 0.003
+_PREDICTION_RESOLUTION = 0.006
 _JITTER = 1e-6
 _CONTEXT_RESOLUTION = 0.05
 _PROBE_CONTEXT_TOKENS = 1.0
@@ -51,9 +51,10 @@ class CostConfig:
     ``scale_sd``: common to all cells. ``batch_sd``: by batch size, smooth over ``batch_octaves``.
     ``depth_sd``: of the ratio of tier 1 to tier 0, growing with the root of ``log2(1 + k)``; half of its
     variance is common to all batch sizes. ``cell_sd``: each cell's own. ``attention_sd``: of the cost of
-    context. ``noise_sd``: of single steps, a first guess; ``least_noise_sd`` bounds the estimate.
-    ``student_df``: degrees of freedom of the error. ``pooled_steps``: most steps that are taken in at once.
-    ``memory_steps``: how long evidence counts.
+    context. ``profile_variance``: the share of these variances that holds where there is a profile, until it
+    proves wrong; ``prior_evidence``: how many surprises that first guess is worth. ``noise_sd``: of single
+    steps, a first guess; ``least_noise_sd`` bounds the estimate. ``student_df``: degrees of freedom of the
+    error. ``pooled_steps``: most steps that are taken in at once. ``memory_steps``: how long evidence counts.
     ``kept_after_change``: share of the evidence that survives an alarm of ``change``.
     """
 
@@ -63,6 +64,7 @@ class CostConfig:
     depth_sd: float = 0.4
     cell_sd: float = 0.02
     attention_sd: float = 0.7
+    profile_variance: float = 0.25
     prior_evidence: float = 2.0
     noise_sd: float = 0.05
     least_noise_sd: float = 0.01
@@ -118,6 +120,7 @@ class CostEstimator:
         self, engine: EngineSpec, step_time: StepTime | None = None, config: CostConfig | None = None
     ) -> None:
         self.config = config or CostConfig()
+        self._has_profile = step_time is not None
         self._step_time: StepTime = step_time or GenericStepTime()
         self._graph_batch_sizes = engine.graph_batch_sizes
         self._tiers = np.asarray(engine.tiers)
@@ -142,10 +145,11 @@ class CostEstimator:
         """Return to the profile."""
         size = len(self._prior_covariance)
         self._mean = np.zeros(size)
-        self._covariance = self._prior_covariance.copy()
         self._noise = self.config.noise_sd**2
         self._since_forgetting = 0
-        self._surprise = self._evidence = self.config.prior_evidence
+        self._evidence = self.config.prior_evidence
+        self._surprise = self._evidence * (self.config.profile_variance if self._has_profile else 1.0)
+        self._covariance = self._scaled_prior()
         self._met_step = False
         self._detector.restart()
         self._predicted_ms: Floats | None = None

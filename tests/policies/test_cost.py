@@ -55,7 +55,9 @@ def test_one_timed_step_by_hand() -> None:
     # step of 10 e ms has the innovation 1. Variance 1 + 1 = 2; Student-t with 4 degrees trusts it by min(1, 5
     # / (4 + 1/2)) = 1. The gain is 1 / 2, so that every cell is now at 10 exp(1/2) ms with a variance of 1 /
     # 2.
-    config = CostConfig(scale_sd=1, batch_sd=0, depth_sd=0, cell_sd=0, noise_sd=1, memory_steps=1e12)
+    config = CostConfig(
+        scale_sd=1, batch_sd=0, depth_sd=0, cell_sd=0, profile_variance=1, noise_sd=1, memory_steps=1e12
+    )
     estimator = CostEstimator(ENGINE, Constant(), config)
     estimator.observe(step(1, 0, 10 * math.e))
     assert estimator.predict(512) == pytest.approx(np.full((len(GRAPHS), 4), 10 * math.exp(0.5)))
@@ -71,6 +73,7 @@ def test_a_second_step_by_hand() -> None:
         batch_sd=0,
         depth_sd=0,
         cell_sd=0,
+        profile_variance=1,
         noise_sd=1,
         least_noise_sd=1,
         memory_steps=1e12,
@@ -87,7 +90,9 @@ def test_pooled_steps_count_as_much_as_single_ones() -> None:
     # one by one leave a Gaussian the same mean.
     config = {"batch_sd": 0.0, "depth_sd": 0.0, "cell_sd": 0.0, "noise_sd": 1.0, "least_noise_sd": 1.0}
     for pooled_steps in (1, 4):
-        limits = CostConfig(**config, scale_sd=0.4, memory_steps=1e12, pooled_steps=pooled_steps)  # type: ignore[arg-type]
+        limits = CostConfig(
+            **config, scale_sd=0.4, profile_variance=1, memory_steps=1e12, pooled_steps=pooled_steps
+        )  # type: ignore[arg-type]
         estimator = CostEstimator(ENGINE, Constant(), limits)
         for _ in range(4):
             estimator.observe(step(1, 0, 10 * math.exp(0.1)))
@@ -155,6 +160,16 @@ def test_a_profile_that_proves_right_is_trusted_where_it_was_not_tried() -> None
     assert np.all(np.diag(right.log_covariance(unseen)) < 0.5 * np.diag(wrong.log_covariance(unseen)))
 
 
+def test_a_profile_is_trusted_more_than_none() -> None:
+    # A quarter of the variance in every cell, by the default.
+    trusted, doubted = (CostEstimator(ENGINE, Constant(), CostConfig(profile_variance=v)) for v in (0.25, 1))
+    assert CostConfig().profile_variance == 0.25
+    assert trusted.log_covariance(3) == pytest.approx(doubted.log_covariance(3) / 4)
+    generic = GenericStepTime()
+    given = CostEstimator(ENGINE, generic).log_covariance(3)
+    assert given == pytest.approx(CostEstimator(ENGINE).log_covariance(3) / 4)
+
+
 def test_steps_without_a_valid_time_or_outside_the_graphs_are_left_out() -> None:
     estimator = CostEstimator(ENGINE, Constant())
     before = estimator.predict(512).copy()
@@ -191,7 +206,12 @@ def test_intervals_cover_what_they_say() -> None:
     # Worlds drawn from the prior itself: a common scale, smooth curves, cells' own. Thirty steps at random
     # cells, then 90 % intervals of the log step time of every cell, tried or not. (No attention: the profile
     # has no context.)
-    config = CostConfig(change=ChangeConfig(false_alarm_steps=1e12), memory_steps=1e12, prior_evidence=1e12)
+    config = CostConfig(
+        change=ChangeConfig(false_alarm_steps=1e12),
+        memory_steps=1e12,
+        profile_variance=1,
+        prior_evidence=1e12,
+    )
     rng = np.random.default_rng(4)
     inside = []
     for _ in range(60):
