@@ -18,7 +18,16 @@ FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
 PLUGIN_NEEDS = ("grpcio", "protobuf", "numpy")
 
 # Training, and commands that only load it, need the extra `train`.
-NEEDS_TRAIN = ("specgov.env.serving", "specgov.env.vector", "specgov.env.sb3")
+NEEDS_TRAIN = (
+    "specgov.env.actor",
+    "specgov.env.export",
+    "specgov.env.sb3",
+    "specgov.env.serving",
+    "specgov.env.training",
+    "specgov.env.training_env",
+    "specgov.env.validation",
+    "specgov.env.vector",
+)
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
