@@ -14,8 +14,8 @@ Formula: for each batch size the tier with the largest ``E[tok | k] / T(k)``, wh
   ``blind_steps`` or after ``largest_blind_steps`` steps. While the change detector is suspicious, probes
   follow at once.
 - Where the draft's KV cache goes cold at tier 0, acceptance of the running requests suffers until they end:
-  tier 0 must win by ``cold_draft_margin`` more, and blind probes come a quarter as often, since cold requests
-  tell little.
+  tier 0 must win by ``cold_draft_margin`` more and is never probed, and blind probes come a quarter as often,
+  since cold requests tell little.
 
 Source: the decision model of ``model.py``, by certainty equivalence; the knowledge gradient is that of
 Frazier, Powell and Dayanik, "A knowledge-gradient policy for sequential information collection", SIAM J.
@@ -137,7 +137,7 @@ class Greedy:
     def _probe(self, rates: Rates) -> int | None:
         """Index of a tier worth one step, None where there is none."""
         current = int(self._current[rates.grid])
-        others = np.flatnonzero(np.arange(len(self.model.tiers)) != current)
+        others = np.flatnonzero(self.model.is_probed & (np.arange(len(self.model.tiers)) != current))
         if not len(others):
             return None
         log_rate = rates.log_rate[rates.grid]

@@ -38,6 +38,9 @@ class RateModel:
         engines whose draft KV cache goes cold there: acceptance of the running requests then suffers until
         they end.
 
+    Attributes: tiers: of the engine, shape (tiers,). is_probed: which of them may be tried for the sake of
+        learning: not tier 0 where one step there costs every running request acceptance.
+
     """
 
     def __init__(self, context: PolicyContext, cold_draft_margin: float) -> None:
@@ -45,6 +48,7 @@ class RateModel:
         self.tiers = np.asarray(context.engine.tiers)
         self.acceptance = AcceptanceEstimator(max(int(self.tiers[-1]), 1))
         self.cost = CostEstimator(context.engine, context.step_time)
+        self.is_probed = (self.tiers > 0) | context.engine.draft_kv_stays_warm
         self._of_tiers = np.ix_(self.tiers, self.tiers)
         self._charge = np.where(
             (self.tiers == 0) & (not context.engine.draft_kv_stays_warm), cold_draft_margin, 0.0

@@ -13,7 +13,8 @@ learnt for good.
   (Osband, Russo and Van Roy, "(More) Efficient Reinforcement Learning via Posterior Sampling", NeurIPS 2013,
   sample by episode for that reason).
 - Tier 0 shows no acceptance: after ``blind_steps`` steps there, one step at the best positive tier.
-- Where the draft's KV cache goes cold at tier 0, tier 0 must win by ``cold_draft_margin`` more.
+- Where the draft's KV cache goes cold at tier 0, tier 0 must win by ``cold_draft_margin`` more, and by
+  the mean too.
 
 Source: Thompson, "On the likelihood that one unknown probability exceeds another", Biometrika 1933.
 Regimes: as ``greedy``; explores more where much is unknown, and goes on exploring among tiers that are nearly
@@ -105,9 +106,11 @@ class Thompson:
             batch, self._rng, config.acceptance_temperature, config.cost_temperature
         ).log_rate
         best, rows = np.argmax(drawn, axis=1), np.arange(len(drawn))
+        mean_best = np.argmax(rates.log_rate, axis=1)
+        best = np.where(self.model.is_probed[best], best, mean_best)
         moves = (self._current < 0) | (drawn[rows, best] > drawn[rows, self._current] + config.margin)
         self._current = np.where(moves, best, self._current)
-        if self._current[rates.grid] == np.argmax(rates.log_rate[rates.grid]):
+        if self._current[rates.grid] == mean_best[rates.grid]:
             return Reason.POLICY
         self._left = min(self._left, config.first_epoch_steps)
         return Reason.EXPLORATION

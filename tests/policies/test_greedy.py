@@ -148,6 +148,16 @@ def test_probes_are_rarer_where_the_draft_s_cache_goes_cold() -> None:
     assert 0 < probes[False] < probes[True] / 2
 
 
+def test_tier_0_is_not_probed_where_that_costs_the_draft_s_cache() -> None:
+    # Half of the drafts accepted at batch 128 and nothing known of step times: a warm engine tries tier 0.
+    used = {}
+    for warm in (True, False):
+        rule = make(engine(draft_kv_stays_warm=warm), None)
+        used[warm] = {num_steps for num_steps, _ in play(rule, (0, 1, 3, 7), [0.5] * 7, 128, 300)}
+    assert 0 in used[True]
+    assert 0 not in used[False]
+
+
 def test_a_draft_that_becomes_useful_is_taken_up_from_tier_0() -> None:
     rule, tiers = make(engine()), (0, 1, 3, 7)
     play(rule, tiers, [0.02] * 7, 32, 300)

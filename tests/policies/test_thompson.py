@@ -112,6 +112,16 @@ def test_peeks_from_tier_0_are_single_steps() -> None:
     assert np.all(np.diff(positive) > 1)
 
 
+def test_tier_0_is_not_explored_where_that_costs_the_draft_s_cache() -> None:
+    # Nothing known of step times, over ten seeds: some draw says tier 0, the mean never does.
+    used = {
+        warm: {k for seed in range(10) for k, _ in play(make(seed, warm, step_time=None), 0.6, 128, 60)}
+        for warm in (True, False)
+    }
+    assert 0 in used[True]
+    assert 0 not in used[False]
+
+
 def test_the_generator_given_decides() -> None:
     runs = [
         [num_steps for num_steps, _ in play(make(seed, step_time=None), 0.6, 32, 150)] for seed in (1, 1, 2)
