@@ -98,7 +98,7 @@ class Ppo:
 
 
 def batch_grid(engine: EngineSpec) -> NDArray[np.int64]:
-    """Batch sizes that stand for all up to each of them: graph sizes, quarter octaves where there are none."""
+    """Batch sizes that stand for all up to each of them: graph sizes, quarter octaves where there is none."""
     largest = min(engine.largest_batch_size, LARGEST_TABLE_BATCH)
     graphs = [size for size in engine.graph_batch_sizes if size < largest]
     if len(graphs) < len(engine.graph_batch_sizes):
