@@ -63,7 +63,7 @@ class Server:
 
     def generate(self, last_token: int, tokens: int, **body: Any) -> dict[str, Any]:
         """SGLang's answer, ``tokens`` tokens long, to a prompt that ends with ``last_token``."""
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        sampling = {"temperature": 0, "max_new_tokens": tokens}  # the cycle has no end-of-sequence token
         return self.post("/generate", input_ids=[1, 2, 3, last_token], sampling_params=sampling, **body)
 
     def check(self, last_token: int, tokens: int) -> int:

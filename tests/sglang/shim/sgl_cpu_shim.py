@@ -6,6 +6,11 @@ keeps its plain torch path.
 
 
 def load():
-    from sglang.srt.runtime_context import override_platform
+    try:
+        from sglang.srt.runtime_context import override_platform
+    except ImportError:  # 0.5.16
+        import sglang.srt.arg_groups.overrides as overrides
 
+        overrides.cpu_has_amx_support = lambda: True
+        return
     override_platform(has_amx=True).install()
