@@ -172,7 +172,8 @@ async def play(
 ) -> tuple[list[dict[str, float]], Load]:
     import aiohttp
 
-    connector = aiohttp.TCPConnector(limit=0)
+    # A connection a request: a kept one may be closed by the server at the moment when it is used again.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=300)
     ) as session:
