@@ -7,16 +7,18 @@ Formula: every tier is played twice in turn; then the next has the largest
 with m_k the mean throughput of tier k's steps (output tokens of the batch in a ms), N_k their number, t all.
 
 Source: Hou et al., "BanditSpec: Adaptive Speculative Decoding via Bandit Algorithms", ICML 2025,
-arXiv:2505.15141 (UCBSpec); the two rounds at the start, throughput as reward and w = 6 are those of its code
-for draft lengths, https://github.com/sail-sg/BanditSpec (``generate_utils.py``).
+arXiv:2505.15141 (UCBSpec); throughput as reward, w = 6 and the rounds at the start are those of its code for
+draft lengths, https://github.com/sail-sg/BanditSpec (``generate_utils.py``, ``ucb_length_spec_generate``),
+which was read; its second round stops one length short.
 Regimes: a steady batch size, as in one generation, for which it was made. On a server its rewards mix batch
 sizes: a tier that happened to run in large batches looks good.
 Defaults: w as in the code; B, ``reward_range``, had a better mean on four bundled scenarios than 0.03.
 What was chosen here: the code divides by the plays of all tiers together, so that the bound is the same for
-every tier and explores nothing; the paper's confidence radius, as ours, has each tier's own count. Its exact
-constants in the paper's text were not at hand. Rates are divided by the best mean, since a bound in units of
-tokens a second means nothing on another machine. The paper restarts with each prompt; a batch of many has no
-such moment, so nothing is forgotten.
+every tier and explores nothing; ours has each tier's own count, as in any UCB. The paper's own reward and
+confidence radius could not be checked, its text not being at hand. Rates are divided by the best mean, since
+a bound in units of tokens a second means nothing on another machine; tier 0 is one more tier (the code has
+lengths 1 to 4). The code restarts with each generation; a server's batch has no such moment, so nothing is
+forgotten.
 """
 
 from __future__ import annotations

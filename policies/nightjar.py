@@ -11,16 +11,19 @@ it takes
 KV cache up to date, spread over the k drafts.
 
 Source: Li et al., "Nightjar: Dynamic Adaptive Speculative Decoding for Large Language Models Serving",
-arXiv:2512.22420 (equations 2, 4, 5 and the planner's blocks and bins); the bins are those of Ada-BinGreedy in
-Luo, Wei, Agarwal and Langford, "Efficient contextual bandits in non-stationary worlds", COLT 2018.
+arXiv:2512.22420 (equations 2, 4, 5 and the planner's blocks and bins); the bins go back to Ada-BinGreedy in
+Luo, Wei, Agarwal and Langford, "Efficient contextual bandits in non-stationary worlds", COLT 2018,
+arXiv:1708.01799, without its tests for change. Titles, authors and numbers were checked; the formula, H_j,
+1 / b and the switching costs against others' notes on version 3, the paper's own text not being at hand.
 Regimes: loads that stay in a few batch sizes for long. Acceptance is no input, old goodput is never
 forgotten, and every block begins with exploration, ever less often.
 Defaults: ``switch_ms`` is 0 where the engine keeps the draft's KV cache warm at tier 0 (SGLang does: there is
 nothing to bring up to date), else 17.87, the smallest that the paper measured.
-What was chosen here, where the paper leaves it open or its full text was not at hand: octaves instead of
-single batch sizes; ``bin_steps``; a tier without goodput is taken by exploration only; of two equal tiers
-the smaller; the paper's table of switching costs by skipped tokens and batch size is one number; offloading
-the draft model to the CPU is left out, which no tier can do.
+What was chosen here: octaves instead of single batch sizes; block j has H_j bins of ``bin_steps`` steps. Two
+public programs that follow the paper take H_j for the block's steps, in bins of about sqrt(H_j) steps; which
+is the paper's could not be settled, and theirs would explore more. A tier without goodput is taken by
+exploration only; of two equal tiers the smaller; the paper's table of switching costs by skipped tokens and
+batch size is one number; offloading the draft model to the CPU is left out, which no tier can do.
 """
 
 from __future__ import annotations

@@ -13,12 +13,14 @@ accepted drafts", from steps that drafted it; p_i is their mean, one for all bat
 - The cost table is measured when the server starts, at contexts of ``profile_seq_len`` tokens, and read at
   the next larger graph batch size. It never changes afterwards.
 
-Source: https://github.com/sgl-project/sglang/pull/28045, "throughput-aware policy for cost-guided adaptive
-speculative steps" (open in 2026): its description, and a public copy of its policy and helper modules.
+Source: https://github.com/sgl-project/sglang/pull/28045, "[SPEC] feat: add throughput-aware policy for
+cost-guided adaptive speculative steps" (open in 2026): its description, and public copies of its policy and
+helper modules, against which formula and defaults were checked. Earlier copies have no hysteresis and an
+interval of 10; the pull request's head itself was not at hand.
 Regimes: any model and batch size, since it knows costs; contexts longer than the profiled ones, and requests
 that differ within a batch, it does not see. It never uses num_steps 0, and moves in steps of 10 %.
-Defaults: the pull request's, and one slot of batch sizes with every positive tier of the engine, since a
-table by slot can only take candidates away.
+Defaults: those of the latest copy, and one slot of batch sizes with every positive tier of the engine, since
+a table by slot can only take candidates away.
 What was chosen here: where the engine has a profile, it is the cost table; without one the project's cost
 estimator (``cost.py``) learns in its place, which the pull request's rule need not do.
 """

