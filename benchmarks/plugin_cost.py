@@ -1,22 +1,33 @@
-"""plugin_cost.py   What SGLang's scheduler thread pays for the plugin in one decode iteration, by batch size.
+"""What SGLang's scheduler thread pays for the plugin in one decode iteration.
+
+    python benchmarks/plugin_cost.py [--client relay|thread] [-o FILE]   the hooks' own time, by batch size
+    python benchmarks/plugin_cost.py --host-bound [-o FILE]              what a loop that Python bounds loses
 
 Everything that the hooks do in an iteration runs for real, against a sidecar in a process of its own: the
 rounds of the broadcast, the choice of the tier, the report, the client's queue. Requests, batches and results
 are stand-ins with SGLang's attributes, so SGLang's own work is not in the figures.
+
+With --host-bound the loop works back to back, in Python and in short C calls that let go of the interpreter's
+lock, the same amount in each step: its time tells what threads in its process take from it. Blocks of steps
+with the relay, with the thread client and without the plugin take turns in one run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
+import json
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 
 from specgov.sglang_plugin import versions
@@ -28,6 +39,9 @@ BATCH_SIZES = (1, 8, 32, 64, 128, 256)
 _WORK = np.random.default_rng(0).random(400)
 STEPS = 400
 WARM_UP_STEPS = 50
+CLIENTS = ("relay", "thread")
+WITHOUT = "none"
+ROUNDS = 8
 
 
 class Request:
@@ -85,6 +99,101 @@ class Scheduler:
         self.forward_ct = 0
 
 
+@dataclass(frozen=True)
+class HooksCell:
+    """Microseconds in the hooks in a step; ``p50_churn`` where a request ends in each."""
+
+    client: str
+    batch_size: int
+    caller: str
+    p50: float
+    p99: float
+    p50_churn: float
+
+
+@dataclass(frozen=True)
+class HostBoundCell:
+    """A step of a loop bound by Python: medians over rounds of each block's mean, and what they are of none's.
+
+    ``work_ms`` is the loop's own work, ``step_ms`` that and the hooks. The lows and highs are over rounds.
+    """
+
+    client: str
+    batch_size: int
+    work_ms: float
+    step_ms: float
+    work_ratio: float
+    work_ratio_low: float
+    work_ratio_high: float
+    step_ratio: float
+
+
+class Engine:
+    """A scheduler with the plugin's hooks, or without them where ``client`` is none."""
+
+    def __init__(self, batch_size: int, client: str, target: str) -> None:
+        versions.installed_version = lambda: "0.5.23"  # type: ignore[assignment]
+        versions.ranks_of = lambda _: versions.Ranks(0, 1, None)  # type: ignore[assignment]
+        versions.kv_use_ratio = lambda _: 0.5  # type: ignore[assignment]
+        self._rng = np.random.default_rng(0)
+        self._scheduler = Scheduler()
+        self._governed = client != WITHOUT
+        self.reqs = [Request(number) for number in range(batch_size)]
+        if self._governed:
+            self._runtime = Runtime(Settings(target, engine_id=f"cost-{batch_size}", client=client))
+            self._hooks = Hooks(self._runtime)
+            self._policy = self._runtime.make_policy(Rule(), 3)  # type: ignore[arg-type]
+            self._policy.set_cuda_graph_bs([1, 2, 4, 8, 16, 32, 64, 128, 256])
+
+    def serve(self, loop: Callable[[], None]) -> None:
+        """Run ``loop`` as the scheduler's: what the plugin starts ends with it."""
+        if not self._governed:
+            loop()
+            return
+        self._hooks.around_event_loop(lambda _: loop(), self._scheduler)
+        if self._runtime.guard.errors:
+            raise RuntimeError(f"the plugin failed: {self._runtime.guard.errors}")
+
+    def wait_until_connected(self) -> None:
+        link = self._runtime._link if self._governed else None
+        deadline = time.monotonic() + 30
+        while link is not None and link.client.current(1) is None and not link.client.stats().connected:
+            if time.monotonic() > deadline:
+                raise RuntimeError("no stream to the sidecar in 30 s")
+            time.sleep(0.01)
+
+    def step(self, churn: bool = False) -> float:
+        """One step; returns the seconds in the hooks."""
+        if not self._governed:
+            return 0.0
+        batch_size = len(self.reqs)
+        accepted = self._rng.integers(0, 2, batch_size).tolist()
+        inner_s = 0.0
+
+        def process(_: Scheduler, batch: Batch, result: Result) -> None:
+            """SGLang's own part, whose time is taken off."""
+            nonlocal inner_s
+            started = time.perf_counter()
+            if churn:
+                batch.reqs[0].finished_reason = "stop"  # type: ignore[assignment]
+            inner_s = time.perf_counter() - started
+            self._policy.on_verify_complete(result.num_correct_drafts_per_req_cpu, batch_size)
+
+        t0 = time.perf_counter()
+        self._hooks.around_broadcast(lambda _, r: r, None, [])
+        self._scheduler.forward_ct += 1
+        tier = self._policy.get_steps_for_batch(batch_size)
+        t1 = time.perf_counter()
+        batch = Batch(self.reqs, self._scheduler.forward_ct, Mode())
+        result = Result(tier + 1, [min(a, tier) for a in accepted])
+        t2 = time.perf_counter()
+        self._hooks.around_result(process, self._scheduler, batch, result)
+        t3 = time.perf_counter()
+        if churn:
+            self.reqs = [*self.reqs[1:], Request(self._scheduler.forward_ct + 1000)]
+        return t1 - t0 + t3 - t2 - inner_s
+
+
 def pass_time(seconds: float, busy: bool) -> None:
     """The rest of a step: asleep, or in C calls of about 10 µs that let other threads run."""
     if not busy:
@@ -95,88 +204,135 @@ def pass_time(seconds: float, busy: bool) -> None:
         np.sort(_WORK)
 
 
-def measure(batch_size: int, churn: bool, busy: bool, target: str, step_s: float) -> list[float]:
+def work(units: int) -> None:
+    """A fixed amount: each unit is some Python and a C call that lets go of the interpreter's lock."""
+    for unit in range(units):
+        table = {}
+        for number in range(40):
+            table[number] = number * unit
+        np.sort(_WORK)
+
+
+def hooks_us(engine: Engine, churn: bool, busy: bool, step_s: float) -> list[float]:
     """Microseconds in the hooks, one entry a step; with ``churn`` a request ends at every step."""
-    versions.installed_version = lambda: "0.5.23"  # type: ignore[assignment]
-    versions.ranks_of = lambda _: versions.Ranks(0, 1, None)  # type: ignore[assignment]
-    versions.kv_use_ratio = lambda _: 0.5  # type: ignore[assignment]
-    runtime = Runtime(Settings(target, engine_id=f"cost-{batch_size}-{churn}-{busy}"))
-    hooks = Hooks(runtime)
-    policy = runtime.make_policy(Rule(), 3)  # type: ignore[arg-type]
-    policy.set_cuda_graph_bs([1, 2, 4, 8, 16, 32, 64, 128, 256])
-    scheduler = Scheduler()
-    rng = np.random.default_rng(0)
     spent: list[float] = []
-    inner = [0.0]
 
-    def process(_: Scheduler, batch: Batch, result: Result) -> None:
-        """SGLang's own part, whose time is taken off."""
-        started = time.perf_counter()
-        if churn:
-            batch.reqs[0].finished_reason = "stop"  # type: ignore[assignment]
-        inner[0] = time.perf_counter() - started
-        policy.on_verify_complete(result.num_correct_drafts_per_req_cpu, len(batch.reqs))
-
-    def loop(scheduler: Scheduler) -> None:
-        reqs = [Request(number) for number in range(batch_size)]
-        newest = batch_size
-        for step in range(STEPS + WARM_UP_STEPS):
-            accepted = rng.integers(0, 2, batch_size).tolist()
-            t0 = time.perf_counter()
-            hooks.around_broadcast(lambda _, r: r, None, [])
-            scheduler.forward_ct += 1
-            tier = policy.get_steps_for_batch(batch_size)
-            t1 = time.perf_counter()
-            batch = Batch(reqs, scheduler.forward_ct, Mode())
-            result = Result(tier + 1, [min(a, tier) for a in accepted])
-            t2 = time.perf_counter()
-            hooks.around_result(process, scheduler, batch, result)
-            t3 = time.perf_counter()
-            if step >= WARM_UP_STEPS:
-                spent.append(1e6 * (t1 - t0 + t3 - t2 - inner[0]))
-            if churn:
-                reqs = [*reqs[1:], Request(newest)]
-                newest += 1
+    def loop() -> None:
+        for _ in range(STEPS + WARM_UP_STEPS):
+            spent.append(1e6 * engine.step(churn))
             pass_time(step_s, busy)
 
-    hooks.around_event_loop(loop, scheduler)
-    assert not runtime.guard.errors, runtime.guard.errors
-    return spent
+    engine.serve(loop)
+    return spent[WARM_UP_STEPS:]
+
+
+def measure_hooks(client: str, target: str, step_s: float) -> Iterator[HooksCell]:
+    for batch_size, busy in itertools.product(BATCH_SIZES, (True, False)):
+        steady, churn = (
+            hooks_us(Engine(batch_size, client, target), churn, busy, step_s) for churn in (False, True)
+        )
+        p50, p99 = np.percentile(steady, [50, 99])
+        caller = "busy" if busy else "idle"
+        yield HooksCell(client, batch_size, caller, float(p50), float(p99), float(np.median(churn)))
+
+
+def block(engine: Engine, units: int, steps: int) -> tuple[float, float]:
+    """Mean milliseconds of a step's work, and of the step, over one block of steps."""
+    times: list[tuple[float, float]] = []
+
+    def loop() -> None:
+        engine.wait_until_connected()
+        for _ in range(steps + WARM_UP_STEPS):
+            in_hooks_s = engine.step()
+            started = time.perf_counter()
+            work(units)
+            work_s = time.perf_counter() - started
+            times.append((1e3 * work_s, 1e3 * (work_s + in_hooks_s)))
+
+    engine.serve(loop)
+    work_ms, step_ms = np.mean(times[WARM_UP_STEPS:], axis=0)
+    return float(work_ms), float(step_ms)
+
+
+def measure_host_bound(target: str, step_s: float, batch_sizes: tuple[int, ...]) -> Iterator[HostBoundCell]:
+    started = time.perf_counter()
+    work(1000)
+    units = round(step_s / ((time.perf_counter() - started) / 1000))
+    kinds = (WITHOUT, *CLIENTS)
+    for batch_size in batch_sizes:
+        results: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+        for round_number in range(ROUNDS):
+            order = kinds if round_number % 2 == 0 else kinds[::-1]
+            for kind in order:
+                results[kind].append(block(Engine(batch_size, kind, target), units, STEPS // 2))
+        base = np.array(results[WITHOUT])
+        for kind in kinds:
+            own = np.array(results[kind])
+            ratios = own / base
+            work_ms, step_ms = np.median(own, axis=0)
+            work_ratio, step_ratio = np.median(ratios, axis=0)
+            low, high = ratios[:, 0].min(), ratios[:, 0].max()
+            figures = (work_ms, step_ms, work_ratio, low, high, step_ratio)
+            yield HostBoundCell(kind, batch_size, *map(float, figures))
+
+
+@contextlib.contextmanager
+def sidecar() -> Iterator[str]:
+    """The target of a sidecar in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = f"unix://{folder}/s"
+        command = [str(Path(sys.executable).parent / "specgov"), "serve", "--listen", target]
+        process = subprocess.Popen([*command, "--log-level", "error"])
+        try:
+            time.sleep(2)
+            yield target
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def show(cell: HooksCell | HostBoundCell, first: bool) -> None:
+    """A row of a table, under its head where it is the ``first``."""
+    row = asdict(cell)
+    if first:
+        print("| " + " | ".join(row) + " |")
+        print("|" + "---|" * len(row))
+    texts = (f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values())
+    print("| " + " | ".join(texts) + " |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--step-ms", type=float, default=5.0, help="pause between steps")
+    parser.add_argument("--client", choices=CLIENTS, default="relay")
+    parser.add_argument("--host-bound", action="store_true", help="what a loop that Python bounds loses")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="pause between steps, or their work")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 64], help="with --host-bound")
+    parser.add_argument("-o", "--output", type=Path, help="write JSON there too, with machine and versions")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        target = f"unix://{folder}/s"
-        sidecar = subprocess.Popen(
-            [
-                str(Path(sys.executable).parent / "specgov"),
-                "serve",
-                "--listen",
-                target,
-                "--log-level",
-                "error",
-            ]
+    facts = machine.facts(("grpcio", "protobuf", "numpy", "specgov"))
+    print(machine.describe(facts))
+    cells: list[HooksCell | HostBoundCell] = []
+    with sidecar() as target:
+        step_s = arguments.step_ms / 1000
+        measured = (
+            measure_host_bound(target, step_s, tuple(arguments.batch_sizes))
+            if arguments.host_bound
+            else measure_hooks(arguments.client, target, step_s)
         )
-        try:
-            time.sleep(2)
-            print("| batch size | caller | p50 µs | p99 µs | p50 µs, a request ends each step |")
-            print("|---|---|---|---|---|")
-            for batch_size, busy in itertools.product(BATCH_SIZES, (True, False)):
-                steady, churn = (
-                    measure(batch_size, churn, busy, target, arguments.step_ms / 1000)
-                    for churn in (False, True)
-                )
-                p50, p99, p50_churn = np.median(steady), np.percentile(steady, 99), np.median(churn)
-                caller = "busy" if busy else "idle"
-                print(f"| {batch_size} | {caller} | {p50:.0f} | {p99:.0f} | {p50_churn:.0f} |")
-        finally:
-            sidecar.terminate()
-            sidecar.wait(10)
+        for cell in measured:
+            show(cell, not cells)
+            cells.append(cell)
+    if arguments.output is not None:
+        document = {
+            "machine": facts,
+            "step_ms": arguments.step_ms,
+            "steps": STEPS,
+            "cells": [asdict(cell) for cell in cells],
+        }
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

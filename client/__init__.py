@@ -3,6 +3,16 @@
 from specgov.client.client import ClientStats, StreamClient
 from specgov.client.errors import ClientError
 from specgov.client.messages import Decision, Report, TierRange
+from specgov.client.relay import RelayClient
 from specgov.client.stream import StreamLimits
 
-__all__ = ["ClientError", "ClientStats", "Decision", "Report", "StreamClient", "StreamLimits", "TierRange"]
+__all__ = [
+    "ClientError",
+    "ClientStats",
+    "Decision",
+    "RelayClient",
+    "Report",
+    "StreamClient",
+    "StreamLimits",
+    "TierRange",
+]

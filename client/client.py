@@ -43,6 +43,12 @@ class StreamClient:
     whatever state the sidecar is in; a daemon thread owns the stream: it connects, sends, receives,
     reconnects.
 
+    That thread and gRPC's own run Python in the engine's process, and take the interpreter's lock (the GIL)
+    for some hundred microseconds a step from whatever else runs Python there. An engine whose own loop is
+    bound by Python, as SGLang's is at small batches, should take a ``RelayClient``: the same calls, with the
+    stream in a process beside it. This one is for engines that are not Python-bound, for emulated engines
+    and tests (it can wait for a step), and where no process can be started.
+
     A client belongs to the process that started it. Make and start it after any fork: a forked child's copy
     takes reports and finds no new decision, but cannot be started.
 
@@ -54,6 +60,7 @@ class StreamClient:
         clock: seconds, monotonic; called on both threads.
         rng: source of the reconnect jitter.
         limits: reconnect pacing and what is accepted from the sidecar.
+        on_decision: called with each decision on the stream's thread; it must not wait.
 
     Raises:
         ClientError: the target or an argument cannot be used.
@@ -69,22 +76,15 @@ class StreamClient:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         limits: StreamLimits | None = None,
+        on_decision: Callable[[Decision], None] | None = None,
     ) -> None:
-        check_target(target)
-        if not info.tiers:
-            raise ClientError(
-                "EngineInfo.tiers is empty: name at least one num_steps that the engine has prepared"
-            )
-        if queue_size < 1:
-            raise ClientError(f"queue_size is {queue_size}: it must be at least 1")
-        self._mailbox = Mailbox(queue_size)
+        check_arguments(target, info, queue_size)
+        self._mailbox = Mailbox(queue_size, on_decision)
         self._clock = clock
         jitter = rng or random.Random()  # noqa: S311 - spreads reconnects, guards nothing
         self._stream = Stream(target, info, self._mailbox, limits or StreamLimits(), clock, jitter)
         self._pid: int | None = None
         self._closer: weakref.finalize[..., StreamClient] | None = None
-        self._gap = True  # the time since the last report is not time in which steps were made
-        self._last_submit_s = 0.0
 
     def start(self) -> None:
         """Start connecting; returns at once.
@@ -106,15 +106,14 @@ class StreamClient:
     def submit(self, report: Report) -> None:
         """Queue the result of a step; never waits. When the queue is full the oldest report makes way."""
         mailbox = self._mailbox
-        now_s = self._clock()
-        if self._gap or report.after_idle:
-            self._gap = False
-        else:
-            mailbox.active_s += now_s - self._last_submit_s
-        self._last_submit_s = now_s
+        mailbox.reported(self._clock(), report.after_idle)
         mailbox.submitted = number = mailbox.submitted + 1
         mailbox.reports.append((number, report))
         mailbox.signal()
+
+    def count_dropped(self, reports: int) -> None:
+        """Note reports that never came to ``submit``: the next one tells the sidecar of them."""
+        self._mailbox.submitted += reports
 
     def current(self, step_id: int) -> Decision | None:
         """The newest decision if it may be applied to step ``step_id``, else None: use the engine's own rule.
@@ -124,12 +123,7 @@ class StreamClient:
         the time from report to report since it came, except up to a report marked ``after_idle`` or the first
         after a pause; so it does not age while the engine has nothing to do.
         """
-        decision, last_step_id, ttl_s, active_s = self._mailbox.held
-        if step_id > last_step_id or decision is None:
-            return None
-        if self._mailbox.active_s - active_s > ttl_s and self._clock() - decision.received_s > ttl_s:
-            return None
-        return decision
+        return self._mailbox.current(step_id, self._clock())
 
     def newest(self) -> Decision | None:
         """The decision that came last, whatever its age and reason; None where none has come."""
@@ -145,7 +139,7 @@ class StreamClient:
     def event(self, kind: pb.EngineEvent.Kind.ValueType, step_id: int) -> None:
         """Queue an event behind the reports submitted so far; ``step_id``: the newest step, or 0."""
         if kind == pb.EngineEvent.KIND_PAUSED:
-            self._gap = True
+            self._mailbox.pause()
         self._mailbox.events.append((self._mailbox.submitted, kind, step_id))
         self._mailbox.signal()
 
@@ -181,6 +175,22 @@ class StreamClient:
 def _stop(stream: Stream, pid: int) -> None:
     if pid == os.getpid():
         stream.stop(_STOP_S)
+
+
+def check_arguments(target: str, info: pb.EngineInfo, queue_size: int) -> None:
+    """Check what a client of any kind is made with.
+
+    Raises:
+        ClientError: one of them cannot be used.
+
+    """
+    check_target(target)
+    if not info.tiers:
+        raise ClientError(
+            "EngineInfo.tiers is empty: name at least one num_steps that the engine has prepared"
+        )
+    if queue_size < 1:
+        raise ClientError(f"queue_size is {queue_size}: it must be at least 1")
 
 
 def check_target(target: str) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable
 
+from specgov.client.life import DecisionLife
 from specgov.client.messages import Decision, Report
 from specgov.proto.v1 import specgov_pb2 as pb
 
@@ -17,42 +18,31 @@ MAX_EVENTS = 64
 """Events that wait for a connection; more than these drop the oldest."""
 
 
-class Held(NamedTuple):
-    """The newest decision and until when the engine may apply it."""
-
-    decision: Decision | None
-    last_step_id: int  # the last step that it may apply to; -1 = none
-    ttl_s: float
-    active_s: float  # the mailbox's ``active_s`` when it came
-
-
-NOTHING_HELD = Held(None, -1, 0.0, 0.0)
-
-
-class Mailbox:
+class Mailbox(DecisionLife):
     """Bounded reports and events out, the newest decision in.
 
     A report is queued with its number, from 1 without gaps, so that the sending side sees from the numbers
     alone how many were dropped; an event is queued with the number of the last report before it.
+
+    ``on_decision`` is called with each decision, on the thread that received it.
     """
 
     __slots__ = (
         "_arrived",
+        "_on_decision",
         "_waiting",
         "_wake",
-        "active_s",
         "events",
-        "held",
         "reports",
         "submitted",
     )
 
-    def __init__(self, queue_size: int) -> None:
+    def __init__(self, queue_size: int, on_decision: Callable[[Decision], None] | None = None) -> None:
+        super().__init__()
         self.reports: deque[tuple[int, Report]] = deque(maxlen=queue_size)
         self.events: deque[tuple[int, pb.EngineEvent.Kind.ValueType, int]] = deque(maxlen=MAX_EVENTS)
         self.submitted = 0
-        self.held = NOTHING_HELD
-        self.active_s = 0.0  # time in which steps were being made, up to the last report
+        self._on_decision = on_decision
         # A binary semaphore: locked = nothing new. Cheaper to signal than Event or Condition.
         self._wake = threading.Lock()
         self._wake.acquire()
@@ -71,9 +61,11 @@ class Mailbox:
         """Sleep until the next ``signal``, or return at once where one came since the last call."""
         self._wake.acquire()
 
-    def hold(self, held: Held) -> None:
-        """Make ``held`` the newest decision and wake whoever waits in ``wait_for_step``."""
-        self.held = held
+    def hold(self, decision: Decision, max_ttl_steps: int, max_ttl_s: float) -> None:
+        """As ``DecisionLife.hold``; wakes whoever waits in ``wait_for_step``."""
+        super().hold(decision, max_ttl_steps, max_ttl_s)
+        if self._on_decision is not None:
+            self._on_decision(decision)
         if self._waiting:
             with self._arrived:
                 self._arrived.notify_all()

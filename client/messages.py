@@ -121,6 +121,52 @@ def report_to_proto(report: Report, reports_dropped: int) -> pb.StepReport:
     )
 
 
+def report_from_proto(message: pb.StepReport) -> Report:
+    """The report in ``message``, without its ``reports_dropped``."""
+    return Report(
+        step_id=message.step_id,
+        batch_size=message.batch_size,
+        num_steps=message.num_steps,
+        accepted=message.accepted_drafts,
+        slots=message.slots_u16le,
+        generations=message.slot_generations_u8,
+        sum_seq_len_tokens=message.sum_seq_len_tokens,
+        max_seq_len_tokens=message.max_seq_len_tokens,
+        waiting_requests=message.waiting_requests,
+        step_time_us=message.step_time_us,
+        step_time_valid=message.step_time_valid,
+        padded_batch_size=message.padded_batch_size,
+        cuda_graph_ran=message.cuda_graph_ran if message.HasField("cuda_graph_ran") else None,
+        kv_use_ratio=message.kv_use_ratio if message.HasField("kv_use_ratio") else None,
+        after_prefill=message.after_prefill,
+        after_idle=message.after_idle,
+        has_grammar=message.has_grammar,
+        warm_up=message.warm_up,
+        decision_id=message.decision_id,
+        engine_rule_num_steps=(
+            message.engine_rule_num_steps if message.HasField("engine_rule_num_steps") else None
+        ),
+    )
+
+
+def decision_to_proto(decision: Decision) -> pb.Decision:
+    """The wire form of ``decision``, without its ``received_s``."""
+    return pb.Decision(
+        decision_id=decision.decision_id,
+        known_step_id=decision.known_step_id,
+        num_steps=decision.num_steps,
+        batch_size_min=decision.batch_size_min,
+        batch_size_max=decision.batch_size_max,
+        neighbours=[pb.TierRange(**neighbour._asdict()) for neighbour in decision.neighbours],
+        ttl_steps=decision.ttl_steps,
+        ttl_ms=decision.ttl_ms,
+        reason=pb.Reason.ValueType(decision.reason),
+        policy=decision.policy,
+        policy_version=decision.policy_version,
+        propensity=decision.propensity,
+    )
+
+
 def decision_from_proto(message: pb.Decision, tiers: frozenset[int], received_s: float) -> Decision | None:
     """The decision in ``message``; None where it names a tier outside ``tiers`` or too many ranges."""
     if message.num_steps not in tiers or len(message.neighbours) > MAX_NEIGHBOURS:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from specgov.client.mailbox import Held, Mailbox
+from specgov.client.mailbox import Mailbox
 from specgov.client.messages import decision_from_proto
 from specgov.client.sender import Counters, Sender
 from specgov.proto.v1 import specgov_pb2 as pb
@@ -172,8 +172,4 @@ class Stream:
         if decision is None or decision.known_step_id > self.counters.sent_step_id:
             self.counters.decisions_rejected += 1
             return
-        last_step_id = decision.known_step_id + min(decision.ttl_steps, self._limits.max_ttl_steps)
-        if decision.reason == pb.REASON_SHADOW or not decision.ttl_steps or not decision.ttl_ms:
-            last_step_id = -1
-        ttl_s = min(decision.ttl_ms / 1000.0, self._limits.max_ttl_s)
-        self._mailbox.hold(Held(decision, last_step_id, ttl_s, self._mailbox.active_s))
+        self._mailbox.hold(decision, self._limits.max_ttl_steps, self._limits.max_ttl_s)

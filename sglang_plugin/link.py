@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, final
 
-from specgov.client import Decision, Report, StreamClient
+from specgov.client import Decision, RelayClient, Report, StreamClient
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.sglang_plugin import versions
 from specgov.sglang_plugin.orders import ENGINES_RULE, OWN_RULE, Kind, Order
@@ -50,16 +50,24 @@ def engine_info(
     )
 
 
+def connect(settings: Settings, info: pb.EngineInfo) -> StreamClient | RelayClient:
+    """A client, started."""
+    kind = RelayClient if settings.client == "relay" else StreamClient
+    client = kind(settings.target, info)
+    client.start()
+    return client
+
+
 @final
 class Link:
-    """A ``StreamClient`` whose newest decision is read as an order.
+    """A client whose newest decision is read as an order.
 
     A decision for the record only (the sidecar's mode is shadow) leaves the tiers to SGLang's own rule.
     """
 
     __slots__ = ("_decision", "_order", "client")
 
-    def __init__(self, client: StreamClient) -> None:
+    def __init__(self, client: StreamClient | RelayClient) -> None:
         self.client = client
         self._decision: Decision | None = None
         self._order = OWN_RULE

@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from specgov.client import StreamClient
 from specgov.policies.types import Policy
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.sglang_plugin import switch_log, versions
 from specgov.sglang_plugin.checks import why_idle
 from specgov.sglang_plugin.fallback import default_fallback, fallback_rule
 from specgov.sglang_plugin.guarded import Guard
-from specgov.sglang_plugin.link import Link, engine_info
+from specgov.sglang_plugin.link import Link, connect, engine_info
 from specgov.sglang_plugin.observe import Before, Observer
 from specgov.sglang_plugin.orders import ENGINES_RULE, OWN_RULE, Order, RankShare
 from specgov.sglang_plugin.policy import EnginesRule, GovernedPolicy
@@ -85,9 +84,7 @@ class Runtime:
                 lambda: versions.kv_use_ratio(scheduler),
                 warm_up_comes=not facts.skips_warm_up,
             )
-            client = StreamClient(self._settings.target, info)
-            client.start()
-            self._link = Link(client)
+            self._link = Link(connect(self._settings, info))
             self._announce(info, ranks)
 
     def stop(self) -> None:

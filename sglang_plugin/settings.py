@@ -19,6 +19,7 @@ from specgov.policies.registry import parse_policy
 from specgov.policies.types import PolicyError
 from specgov.sglang_plugin.errors import PluginError
 
+CLIENTS = ("relay", "thread")
 MODES = ("active", "shadow", "off")
 FALLBACKS = ("static", "threshold", "ema")
 PREFIX = "SPECGOV_"
@@ -38,6 +39,7 @@ class Settings:
     or the nearest tiers that there are. ``mode``: active, shadow (SGLang's own rule decides and is reported)
     or off. ``engine_id``: "" for one made of host and port. ``profile``: the step-time profile that the
     sidecar starts from, "" for its own choice. ``max_errors``: exceptions after which the plugin gives up.
+    ``client``: where the stream to the sidecar lives, in a process of its own (relay) or in a thread.
     """
 
     target: str
@@ -48,6 +50,7 @@ class Settings:
     engine_id: str = ""
     profile: str = ""
     max_errors: int = 3
+    client: str = "relay"
 
 
 NAMES = tuple(field.name for field in fields(Settings))
@@ -124,8 +127,16 @@ def _fallback(value: Any, where: str) -> str:
 
 
 def _mode(value: Any, where: str) -> str:
-    if value not in MODES:
-        raise PluginError(f"{where}: must be one of {', '.join(MODES)}, not {value!r}")
+    return _one_of(MODES, value, where)
+
+
+def _client(value: Any, where: str) -> str:
+    return _one_of(CLIENTS, value, where)
+
+
+def _one_of(choices: tuple[str, ...], value: Any, where: str) -> str:
+    if value not in choices:
+        raise PluginError(f"{where}: must be one of {', '.join(choices)}, not {value!r}")
     return str(value)
 
 
@@ -163,4 +174,5 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "engine_id": _name,
     "profile": _name,
     "max_errors": _count,
+    "client": _client,
 }

@@ -46,7 +46,7 @@ class Engine:
         self, fakes: Any, client: Any, monkeypatch: Any, ranks: Ranks = ALONE, **settings: Any
     ) -> None:
         self.fakes, self.client = fakes, client
-        monkeypatch.setattr(runtime_module, "StreamClient", self._connect)
+        monkeypatch.setattr(runtime_module, "connect", self._connect)
         monkeypatch.setattr(versions, "installed_version", lambda: "0.5.23")
         monkeypatch.setattr(versions, "ranks_of", lambda scheduler: ranks)
         monkeypatch.setattr(versions, "switch_records", lambda server_args: [self.record])
@@ -61,7 +61,7 @@ class Engine:
         self.policy = self.runtime.make_policy(self.rule, 3)
         self.policy.set_cuda_graph_bs(None)
 
-    def _connect(self, target: str, info: pb.EngineInfo) -> Any:
+    def _connect(self, settings: Settings, info: pb.EngineInfo) -> Any:
         self.infos.append(info)
         return self.client
 
@@ -200,7 +200,7 @@ def test_an_order_reaches_every_rank_at_the_same_step(
 ) -> None:
     ranks = [Engine(fakes, client, monkeypatch, Ranks(rank, 2, None)) for rank in range(2)]
     connected = []
-    monkeypatch.setattr(runtime_module, "StreamClient", lambda target, info: connected.append(info) or client)
+    monkeypatch.setattr(runtime_module, "connect", lambda settings, info: connected.append(info) or client)
     for rank, engine in enumerate(ranks):
         monkeypatch.setattr(versions, "ranks_of", lambda scheduler, rank=rank: Ranks(rank, 2, None))
         engine.runtime.start(engine.scheduler)

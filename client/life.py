@@ -1,0 +1,65 @@
+"""The newest decision, and how long the engine may apply it: the same rules for every kind of client."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from specgov.client.messages import Decision
+from specgov.proto.v1 import specgov_pb2 as pb
+
+
+class Held(NamedTuple):
+    """The newest decision and until when the engine may apply it."""
+
+    decision: Decision | None
+    last_step_id: int  # the last step that it may apply to; -1 = none
+    ttl_s: float
+    active_s: float  # ``DecisionLife.active_s`` when it came
+
+
+NOTHING_HELD = Held(None, -1, 0.0, 0.0)
+
+
+class DecisionLife:
+    """Holds the newest decision and ages it.
+
+    A decision's time to live in steps counts from the step that it knew; the one in time counts from report
+    to report since it came, except up to a report after idleness or the first after a pause. ``hold`` may be
+    called on another thread than the rest: ``held`` and ``active_s`` have one writer each.
+    """
+
+    __slots__ = ("_gap", "_last_report_s", "active_s", "held")
+
+    def __init__(self) -> None:
+        self.held = NOTHING_HELD
+        self.active_s = 0.0  # time in which steps were being made, up to the last report
+        self._gap = True  # the time since the last report is not time in which steps were made
+        self._last_report_s = 0.0
+
+    def reported(self, now_s: float, after_idle: bool) -> None:
+        """Note that a step's result was reported at ``now_s``."""
+        if self._gap or after_idle:
+            self._gap = False
+        else:
+            self.active_s += now_s - self._last_report_s
+        self._last_report_s = now_s
+
+    def pause(self) -> None:
+        """Leave out the time up to the next report."""
+        self._gap = True
+
+    def hold(self, decision: Decision, max_ttl_steps: int, max_ttl_s: float) -> None:
+        """Make ``decision`` the newest; its life is cut to the two limits."""
+        last_step_id = decision.known_step_id + min(decision.ttl_steps, max_ttl_steps)
+        if decision.reason == pb.REASON_SHADOW or not decision.ttl_steps or not decision.ttl_ms:
+            last_step_id = -1
+        self.held = Held(decision, last_step_id, min(decision.ttl_ms / 1000.0, max_ttl_s), self.active_s)
+
+    def current(self, step_id: int, now_s: float) -> Decision | None:
+        """The newest decision if it may be applied to step ``step_id`` at ``now_s``."""
+        decision, last_step_id, ttl_s, active_s = self.held
+        if step_id > last_step_id or decision is None:
+            return None
+        if self.active_s - active_s > ttl_s and now_s - decision.received_s > ttl_s:
+            return None
+        return decision

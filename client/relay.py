@@ -1,0 +1,271 @@
+"""A client whose stream lives in a process of its own, the relay: no thread of ours in the engine's process.
+
+Why: Python runs one thread at a time (the GIL). A stream's threads and gRPC's run Python for each report and
+each decision, and whenever an engine's loop lets go of the lock, as most C calls do, one of them may take it;
+the loop then waits. A loop that is bound by Python, as SGLang's scheduler is at small batches, loses more
+time that way than the threads' own work takes. So the stream is in another process, and the engine's thread
+talks to that over a socket on which it never waits.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from specgov.client import packets
+from specgov.client.client import DEFAULT_QUEUE_SIZE, ClientStats, check_arguments
+from specgov.client.errors import ClientError
+from specgov.client.life import DecisionLife
+from specgov.client.mailbox import MAX_EVENTS
+from specgov.client.messages import Decision, Report, report_to_proto
+from specgov.client.relay_line import RelayLine
+from specgov.client.stream import StreamLimits
+from specgov.proto.v1 import specgov_pb2 as pb
+
+log = logging.getLogger("specgov.client")
+
+RESTART_BASE_S, RESTART_MAX_S = 1.0, 60.0
+"""The first wait before a relay that has ended is started again, and the longest; each is twice the last."""
+
+_DONT_WAIT = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_READS_AT_ONCE = 64
+"""Packets read in one call, so that no relay can hold the engine's thread."""
+_GONE = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ENOTCONN, errno.EBADF))
+_END_S = 0.5
+_UINT32_MAX = 2**32 - 1
+_NO_STATS = ClientStats(False, 0, 0, 0, 0, 0, 0, 0, 0, "")
+
+
+class RelayClient:
+    """An engine's end of the control stream, for engines that are bound by Python.
+
+    ``submit``, ``current``, ``newest`` and ``event`` belong to one thread of the engine's, never wait and
+    never raise, whatever state relay and sidecar are in. Reports go to the relay through the socket's buffer,
+    which holds a few hundred; when it is full, which only a relay that stands still brings about, the newest
+    report is dropped and counted in the next that is sent. A relay that has ended is started again, first
+    after a second, then after twice as long each time up to a minute; until then decisions age and reports
+    are dropped. The start costs the calling thread a few milliseconds, at most once in that time.
+
+    The relay ends with the client or with the engine's process, however that ends. A forked child's copy of
+    a client takes reports and finds no new decision, but cannot be started.
+
+    Args:
+        target: ``unix:///path`` or ``HOST:PORT``.
+        info: who the engine is and what it can do; sent first on every connection. A decision with a tier
+            outside ``info.tiers`` is rejected.
+        queue_size: reports that the relay keeps while there is no sidecar; when full, the oldest make way.
+        clock: seconds, monotonic.
+        limits: the relay's reconnect pacing and what is accepted from the sidecar.
+
+    Raises:
+        ClientError: the target or an argument cannot be used.
+
+    """
+
+    def __init__(
+        self,
+        target: str,
+        info: pb.EngineInfo,
+        *,
+        queue_size: int = DEFAULT_QUEUE_SIZE,
+        clock: Callable[[], float] = time.monotonic,
+        limits: StreamLimits | None = None,
+    ) -> None:
+        check_arguments(target, info, queue_size)
+        self._clock = clock
+        self._limits = limits or StreamLimits()
+        self._tiers = frozenset(info.tiers)
+        self._life = DecisionLife()
+        self._line = RelayLine(target, info, queue_size, self._limits)
+        self._closer: weakref.finalize[..., RelayClient] | None = None
+        self._buffer = memoryview(bytearray(packets.MAX_BYTES))
+        self._events: deque[bytes] = deque(maxlen=MAX_EVENTS)
+        self._started_s = self._restart_s = 0.0
+        self._restart_wait_s = RESTART_BASE_S
+        self._submitted = self._rejected = self._dropped = self._untold = 0
+        self._stats_packet = b""
+        self._past = _NO_STATS  # of the relays that have ended
+        self._last_error = ""
+
+    def start(self) -> None:
+        """Start the relay; returns before it has connected.
+
+        Raises:
+            ClientError: the client was started before, here or in the process that this one was forked from.
+
+        """
+        if self._closer is not None:
+            pid = self._line.owner_pid
+            where = "already" if pid == os.getpid() else f"in process {pid}, which forked this one"
+            raise ClientError(f"the client was started {where}: make a new one")
+        self._closer = weakref.finalize(self, self._line.end, _END_S)
+        self._line.owner_pid = os.getpid()
+        self._start_relay(self._clock())
+
+    def submit(self, report: Report) -> None:
+        """Send the result of a step to the relay; never waits. Where there is no room it is dropped."""
+        self._read()  # what came up to now came before this report, for its age
+        self._life.reported(self._clock(), report.after_idle)
+        self._submitted += 1
+        try:
+            message = report_to_proto(report, min(self._untold, _UINT32_MAX))
+        except (AttributeError, TypeError, ValueError) as error:
+            self._rejected += 1
+            self._untold += 1
+            self._last_error = f"report {report!r:.200} cannot be sent: {error}"
+            log.warning(self._last_error)
+            return
+        if self._send_events() and self._send(packets.REPORT + message.SerializeToString()):
+            self._untold = 0
+        else:
+            self._dropped += 1
+            self._untold += 1
+
+    def current(self, step_id: int) -> Decision | None:
+        """As ``StreamClient.current``: the newest decision if it may be applied to step ``step_id``."""
+        self._read()
+        return self._life.current(step_id, self._clock())
+
+    def newest(self) -> Decision | None:
+        """The decision that came last, whatever its age and reason; None where none has come."""
+        self._read()
+        return self._life.held.decision
+
+    def event(self, kind: pb.EngineEvent.Kind.ValueType, step_id: int) -> None:
+        """Send an event behind the reports so far; ``step_id``: the newest step, or 0."""
+        if kind == pb.EngineEvent.KIND_PAUSED:
+            self._life.pause()
+        self._events.append(packets.EVENT + pb.EngineEvent(kind=kind, step_id=step_id).SerializeToString())
+        self._send_events()
+
+    def close(self, timeout_s: float = _END_S) -> None:
+        """Let the relay send what it has and end the stream; it is killed where that takes longer.
+
+        May be called again. What is submitted afterwards goes nowhere.
+        """
+        if self._closer is None or not self._closer.alive:
+            return
+        self._closer.detach()
+        self._send_events()
+        self._line.finish(timeout_s)
+        self._read()
+        self._line.end(0.0)
+
+    def stats(self) -> ClientStats:
+        """Counts so far; those of the relay are up to a second old, and what a dead one held is in none."""
+        relay, past = self._relay_stats(), self._past
+        return ClientStats(
+            connected=relay.connected and self._line.connection is not None,
+            reconnects=past.reconnects + relay.reconnects,
+            submitted=self._submitted,
+            queued=relay.queued,
+            dropped=past.dropped + relay.dropped + self._untold,
+            sent=past.sent + relay.sent,
+            reports_rejected=self._rejected + past.reports_rejected + relay.reports_rejected,
+            decisions=past.decisions + relay.decisions,
+            decisions_rejected=past.decisions_rejected + relay.decisions_rejected,
+            last_error=self._last_error or relay.last_error,
+        )
+
+    def _relay_stats(self) -> ClientStats:
+        return packets.unpack_stats(self._stats_packet) if self._stats_packet else _NO_STATS
+
+    # The socket. Nothing here waits.
+
+    def _send(self, packet: bytes) -> bool:
+        connection = self._line.connection
+        if connection is None:
+            return False
+        try:
+            connection.send(packet, _DONT_WAIT)
+        except OSError as error:  # no room, or nobody there
+            if error.errno in _GONE:
+                self._lose(os.strerror(error.errno))
+            return False
+        return True
+
+    def _send_events(self) -> bool:
+        events = self._events
+        while events:
+            if not self._send(events[0]):
+                return False
+            events.popleft()
+        return True
+
+    def _read(self) -> None:
+        """Take what the relay has sent; of several decisions the newest alone is looked at."""
+        connection = self._line.connection
+        if connection is None:
+            self._restart_when_due()
+            return
+        newest = b""
+        try:
+            for _ in range(_READS_AT_ONCE):
+                size = connection.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+                if not size:
+                    self._lose("it ended")
+                    break
+                packet = bytes(self._buffer[:size])
+                if packet[:1] == packets.DECISION:
+                    newest = packet
+                else:
+                    self._stats_packet = packet
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._lose(str(error))
+        if newest:
+            self._hold(newest)
+
+    def _hold(self, packet: bytes) -> None:
+        age_s = max(0.0, time.monotonic() - packets.received_s(packet))
+        decision = packets.unpack_decision(packet, self._tiers, self._clock() - age_s)
+        if decision is not None:
+            self._life.hold(decision, self._limits.max_ttl_steps, self._limits.max_ttl_s)
+
+    # The relay's life.
+
+    def _start_relay(self, now_s: float) -> None:
+        self._started_s = now_s
+        try:
+            self._line.start()
+        except (OSError, ValueError) as error:
+            self._lose(f"it cannot be started: {error}")
+
+    def _restart_when_due(self) -> None:
+        if self._closer is None or not self._closer.alive or self._line.owner_pid != os.getpid():
+            return
+        now_s = self._clock()
+        if now_s >= self._restart_s:
+            self._start_relay(now_s)
+
+    def _lose(self, why: str) -> None:
+        """Note that there is no relay, and when the next one may be started."""
+        self._line.cut()
+        past, relay = self._past, self._relay_stats()
+        self._stats_packet = b""
+        self._past = replace(
+            past,
+            reconnects=past.reconnects + relay.reconnects + bool(relay.connected),
+            dropped=past.dropped + relay.dropped,
+            sent=past.sent + relay.sent,
+            reports_rejected=past.reports_rejected + relay.reports_rejected,
+            decisions=past.decisions + relay.decisions,
+            decisions_rejected=past.decisions_rejected + relay.decisions_rejected,
+        )
+        if self._closer is None or not self._closer.alive:
+            return
+        now_s = self._clock()
+        lived_long = now_s - self._started_s >= RESTART_MAX_S
+        wait_s = RESTART_BASE_S if lived_long else self._restart_wait_s
+        self._restart_s = now_s + wait_s
+        self._restart_wait_s = min(2.0 * wait_s, RESTART_MAX_S)
+        self._last_error = f"no relay to the sidecar ({why})"
+        log.warning("%s; starting it again in %.0f s", self._last_error, wait_s)

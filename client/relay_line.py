@@ -1,0 +1,117 @@
+"""One engine's socket to its relay, and the relay's process: start, end, and what a fork does to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from contextlib import suppress
+from dataclasses import asdict
+
+from specgov.client import packets
+from specgov.client.stream import StreamLimits
+from specgov.proto.v1 import specgov_pb2 as pb
+
+_KILL_S = 2.0
+_MODULE = "specgov.client.relay_process"
+# numpy's BLAS would make a thread a core.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class RelayLine:
+    """``connection`` is the engine's end, None where there is no relay."""
+
+    def __init__(self, target: str, info: pb.EngineInfo, queue_size: int, limits: StreamLimits) -> None:
+        self._target = target
+        self._info = packets.INFO + info.SerializeToString()
+        self._queue_size = queue_size
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self.connection: socket.socket | None = None
+        self.owner_pid = 0
+        _lines.add(self)
+
+    @property
+    def relay_pid(self) -> int | None:
+        """The process id of the relay that was started last."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start a relay, which takes a few milliseconds.
+
+        Raises:
+            OSError, ValueError: it cannot be started.
+
+        """
+        self._reap(0.0)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            arguments = packets.RelayArguments(
+                theirs.fileno(), os.getpid(), self._target, self._queue_size, self._limits
+            )
+            # -P: nothing in the engine's working directory is imported. A session of its own: Ctrl-C ends the
+            # engine, and that ends the relay, in this order.
+            command = [sys.executable, "-P", "-m", _MODULE, json.dumps(asdict(arguments))]
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own module
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, **_ONE_THREAD},
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+                ours.setblocking(False)
+                ours.send(self._info, socket.MSG_NOSIGNAL)
+            except BaseException:
+                ours.close()
+                raise
+        self.connection = ours
+
+    def cut(self) -> None:
+        """Close the socket and end the relay without waiting for it."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    def finish(self, timeout_s: float) -> None:
+        """Tell the relay that there will be no more, and wait for its end; what it said last can be read."""
+        if self.connection is not None:
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_WR)
+            self._reap(timeout_s)
+
+    def end(self, timeout_s: float) -> None:
+        """``finish``, then ``cut``, and wait until the relay is gone, at most two seconds more."""
+        if self.owner_pid == os.getpid():
+            self.finish(timeout_s)
+            self.cut()
+            self._reap(_KILL_S)
+
+    def _reap(self, timeout_s: float) -> None:
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    def abandon(self) -> None:
+        """Let go of the parent's relay, in a forked child: the socket ends when the parent's end closes."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        if self._process is not None:
+            self._process.returncode = 0  # not this process's child
+            self._process = None
+
+
+def _abandon_all() -> None:
+    for line in list(_lines):
+        line.abandon()
+
+
+_lines: weakref.WeakSet[RelayLine] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_abandon_all)

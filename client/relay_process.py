@@ -1,0 +1,164 @@
+"""The relay: ``python -m specgov.client.relay_process``, which ``RelayClient`` starts beside an engine.
+
+It runs a ``StreamClient`` and carries packets between that and the engine's socket. It ends when the engine
+does, by whatever cause: the socket's end says so, or, where a process that the engine forked still holds the
+engine's end of the socket, the relay's parent, which is then another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+
+from specgov.client import packets
+from specgov.client.client import ClientStats, StreamClient
+from specgov.client.errors import ClientError
+from specgov.client.messages import Decision, report_from_proto
+from specgov.proto.v1 import specgov_pb2 as pb
+
+NICE = 5
+"""Where cores are short the engine goes first: at niceness 5 a thread weighs a third of one at 0."""
+CLOSE_S = 0.4
+"""For the stream to end with all that was queued; the engine's ``close`` waits a little longer."""
+_TICK_MS = 500
+
+
+class Outbox:
+    """Sends the newest decision and counts to the engine; what finds no room waits for the next ``flush``."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._decision = b""
+        self._stats: ClientStats | None = None
+
+    def decide(self, decision: Decision) -> None:
+        """Send a decision; called on the stream's thread."""
+        packet = packets.pack_decision(decision)
+        with self._lock:
+            self._decision = packet
+            self._send_decision()
+
+    def flush(self, stats: ClientStats) -> None:
+        """Send what waits, and the counts where they have changed."""
+        with self._lock:
+            self._send_decision()
+            if stats != self._stats and self._sent(packets.pack_stats(stats)):
+                self._stats = stats
+
+    def _send_decision(self) -> None:
+        if self._decision and self._sent(self._decision):
+            self._decision = b""
+
+    def _sent(self, packet: bytes) -> bool:
+        try:
+            self._connection.send(packet, socket.MSG_NOSIGNAL)
+        except OSError:  # no room, or the engine is gone, which the other thread sees for itself
+            return False
+        return True
+
+
+class Relay:
+    """One engine's relay, from its first packet to its end."""
+
+    def __init__(self, arguments: packets.RelayArguments, connection: socket.socket) -> None:
+        self._arguments = arguments
+        self._connection = connection
+        self._outbox = Outbox(connection)
+        self._buffer = memoryview(bytearray(packets.MAX_BYTES))
+
+    def run(self) -> None:
+        """Carry packets until the engine is gone or has closed; then end the stream."""
+        first = b""
+        while not first:
+            if not self._wait() and self._orphaned():
+                return
+            with suppress(BlockingIOError):
+                first = self._connection.recv(packets.MAX_BYTES)
+                if not first:
+                    return
+        client = self._client(first)
+        client.start()
+        self._carry(client)
+        client.close(CLOSE_S)
+        self._outbox.flush(client.stats())
+
+    def _client(self, packet: bytes) -> StreamClient:
+        arguments = self._arguments
+        return StreamClient(
+            arguments.target,
+            pb.EngineInfo.FromString(packet[1:]),
+            queue_size=arguments.queue_size,
+            limits=arguments.limits,
+            on_decision=self._outbox.decide,
+        )
+
+    def _carry(self, client: StreamClient) -> None:
+        next_flush_s = 0.0
+        while True:
+            ready = self._wait()
+            while ready:
+                try:
+                    size = self._connection.recv_into(self._buffer)
+                except BlockingIOError:
+                    break
+                except OSError:
+                    return
+                if not size:
+                    return
+                self._take(client, self._buffer[:size])
+            now_s = time.monotonic()
+            if now_s >= next_flush_s or not ready:
+                next_flush_s = now_s + _TICK_MS / 1000
+                self._outbox.flush(client.stats())
+                if self._orphaned():
+                    return
+
+    def _take(self, client: StreamClient, packet: memoryview) -> None:
+        kind, body = bytes(packet[:1]), bytes(packet[1:])
+        if kind == packets.REPORT:
+            message = pb.StepReport.FromString(body)
+            client.count_dropped(message.reports_dropped)
+            client.submit(report_from_proto(message))
+        elif kind == packets.EVENT:
+            event = pb.EngineEvent.FromString(body)
+            client.event(event.kind, event.step_id)
+
+    def _wait(self) -> bool:
+        """Whether there is something to read, after a tick at the latest."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(_TICK_MS))
+
+    def _orphaned(self) -> bool:
+        return os.getppid() != self._arguments.engine_pid
+
+
+def main() -> None:
+    """Run a relay; never returns."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they mean the engine, whose end is the relay's
+    with suppress(OSError):
+        os.nice(NICE)
+    logging.basicConfig(level=logging.ERROR, format="specgov relay: %(message)s")
+    code = 0
+    try:
+        arguments = packets.arguments_from_json(sys.argv[1])
+        connection = socket.socket(fileno=arguments.socket_fd)
+        connection.setblocking(False)
+        Relay(arguments, connection).run()
+    except (ClientError, OSError, ValueError, TypeError, IndexError) as error:
+        logging.error("ends: %s: %s", type(error).__name__, error)
+        code = 1
+    os._exit(code)  # gRPC's threads may hang an interpreter that ends in the usual way
+
+
+if __name__ == "__main__":
+    main()
