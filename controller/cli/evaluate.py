@@ -73,16 +73,18 @@ def evaluate(
         rules = [rule.strip() for rule in policies.split(",")]
         loaded = loaded.with_rules(list(dict.fromkeys(["oracle", *rules])))
     path = output_path or Path(f"evaluation-{loaded.name}.jsonl")
-    document = _marked(update, loaded.name) if update else None
+    if update:
+        _marked(update, loaded.name)  # refused now, not after half an hour
     results = open_results(record_path(path), loaded, renew)
     _complete(results, loaded, loaded.seeds if seeds is None else seeds, jobs or os.cpu_count() or 1)
     if path.suffix in TABLE_SUFFIXES:
         export(results, path)
     command = f"specgov evaluate --suite {suite}" + (f" --policies {policies}" if policies else "")
     command += "" if seeds is None else f" --seeds {seeds}"
-    if update and document:
+    if update:
         text = evaluation_tables.markdown(results, command)
-        update.write_text(f"{document[0]}\n{text}\n{document[1]}", encoding="utf-8")
+        before, after = _marked(update, loaded.name)  # read anew: it may have been edited meanwhile
+        update.write_text(f"{before}\n{text}\n{after}", encoding="utf-8")
     if json:
         output.print_json(results.rows)
     elif markdown:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from specgov.controller.cli import evaluate as evaluate_command
+
 SUITE = """
 [mine]
 about = "Small."
@@ -86,6 +88,21 @@ def test_tables_pictures_and_documents(run, suite, tmp_path) -> None:
     shown = [element.text for element in ET.parse(pictures[0]).iter() if element.text]
     assert "mixed_classes, h200-qwen3-30b-a3b" in shown
     assert "greedy@none" in shown
+
+
+def test_what_is_written_meanwhile_stays(run, suite, tmp_path, monkeypatch) -> None:
+    document = tmp_path / "page.md"
+    marks = "<!-- results: mine -->\n<!-- end of results: mine -->\n"
+    document.write_text(f"first draft\n{marks}")
+    complete = evaluate_command._complete
+
+    def edited_while_it_plays(*arguments) -> None:
+        complete(*arguments)
+        document.write_text(f"second draft\n{marks}")
+
+    monkeypatch.setattr(evaluate_command, "_complete", edited_while_it_plays)
+    evaluate(run, suite, tmp_path / "r.jsonl", "--policies", "static:3", "--update", str(document))
+    assert document.read_text().startswith("second draft\n<!-- results: mine -->\nMade by")
 
 
 def test_rows_for_programs_and_tables(run, suite, tmp_path) -> None:
