@@ -18,10 +18,12 @@ import argparse
 import contextlib
 import itertools
 import json
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -113,9 +115,11 @@ class HooksCell:
 
 @dataclass(frozen=True)
 class HostBoundCell:
-    """A step of a loop bound by Python: medians over rounds of each block's mean, and what they are of none's.
+    """A step of a loop that Python bounds: medians over rounds of each block's median, and ratios to none's.
 
-    ``work_ms`` is the loop's own work, ``step_ms`` that and the hooks. The lows and highs are over rounds.
+    ``work_ms`` is the loop's own work, ``step_ms`` that and the hooks; the lows and highs are over rounds.
+    Two that other processes on the machine hardly touch: ``lock_waits``, how often the loop slept in a step's
+    work, which it only does for the interpreter's lock; ``others_us``, the other threads' CPU time in a step.
     """
 
     client: str
@@ -126,6 +130,8 @@ class HostBoundCell:
     work_ratio_low: float
     work_ratio_high: float
     step_ratio: float
+    lock_waits: float
+    others_us: float
 
 
 class Engine:
@@ -236,44 +242,62 @@ def measure_hooks(client: str, target: str, step_s: float) -> Iterator[HooksCell
         yield HooksCell(client, batch_size, caller, float(p50), float(p99), float(np.median(churn)))
 
 
-def block(engine: Engine, units: int, steps: int) -> tuple[float, float]:
-    """Mean milliseconds of a step's work, and of the step, over one block of steps."""
-    times: list[tuple[float, float]] = []
+def sleeps() -> int:
+    """How often this thread has slept so far."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def block(engine: Engine, units: int, steps: int) -> tuple[float, float, float, float]:
+    """Over one block of steps: work and step in ms (medians), sleeps and others' CPU in µs a step (means)."""
+    times: list[tuple[float, float, int]] = []
+    others_s = 0.0
 
     def loop() -> None:
+        nonlocal others_s
         engine.wait_until_connected()
-        for _ in range(steps + WARM_UP_STEPS):
+        for number in range(steps + WARM_UP_STEPS):
+            if number == WARM_UP_STEPS:
+                others_s = time.thread_time() - time.process_time()
             in_hooks_s = engine.step()
+            slept_before = sleeps()
             started = time.perf_counter()
             work(units)
             work_s = time.perf_counter() - started
-            times.append((1e3 * work_s, 1e3 * (work_s + in_hooks_s)))
+            times.append((1e3 * work_s, 1e3 * (work_s + in_hooks_s), sleeps() - slept_before))
+        others_s += time.process_time() - time.thread_time()
 
     engine.serve(loop)
-    work_ms, step_ms = np.mean(times[WARM_UP_STEPS:], axis=0)
-    return float(work_ms), float(step_ms)
+    measured = np.array(times[WARM_UP_STEPS:])
+    work_ms, step_ms, _ = np.median(measured, axis=0)
+    return float(work_ms), float(step_ms), float(measured[:, 2].mean()), 1e6 * others_s / steps
 
 
 def measure_host_bound(target: str, step_s: float, batch_sizes: tuple[int, ...]) -> Iterator[HostBoundCell]:
-    started = time.perf_counter()
-    work(1000)
-    units = round(step_s / ((time.perf_counter() - started) / 1000))
+    unit_s = min(timeit.repeat(lambda: work(1), number=20, repeat=100)) / 20
     kinds = (WITHOUT, *CLIENTS)
     for batch_size in batch_sizes:
-        results: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+        results: dict[str, list[tuple[float, float, float, float]]] = {kind: [] for kind in kinds}
         for round_number in range(ROUNDS):
-            order = kinds if round_number % 2 == 0 else kinds[::-1]
-            for kind in order:
-                results[kind].append(block(Engine(batch_size, kind, target), units, STEPS // 2))
+            for kind in kinds if round_number % 2 == 0 else kinds[::-1]:
+                engine = Engine(batch_size, kind, target)
+                results[kind].append(block(engine, round(step_s / unit_s), STEPS // 2))
         base = np.array(results[WITHOUT])
         for kind in kinds:
             own = np.array(results[kind])
-            ratios = own / base
-            work_ms, step_ms = np.median(own, axis=0)
-            work_ratio, step_ratio = np.median(ratios, axis=0)
-            low, high = ratios[:, 0].min(), ratios[:, 0].max()
-            figures = (work_ms, step_ms, work_ratio, low, high, step_ratio)
-            yield HostBoundCell(kind, batch_size, *map(float, figures))
+            work_ratios, step_ratios = (own[:, :2] / base[:, :2]).T
+            work_ms, step_ms, lock_waits, others_us = map(float, np.median(own, axis=0))
+            yield HostBoundCell(
+                kind,
+                batch_size,
+                work_ms,
+                step_ms,
+                work_ratio=float(np.median(work_ratios)),
+                work_ratio_low=float(work_ratios.min()),
+                work_ratio_high=float(work_ratios.max()),
+                step_ratio=float(np.median(step_ratios)),
+                lock_waits=lock_waits,
+                others_us=others_us,
+            )
 
 
 @contextlib.contextmanager

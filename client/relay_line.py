@@ -52,8 +52,9 @@ class RelayLine:
             arguments = packets.RelayArguments(
                 theirs.fileno(), os.getpid(), self._target, self._queue_size, self._limits
             )
-            # -P: nothing in the engine's working directory is imported. A session of its own: Ctrl-C ends the
-            # engine, and that ends the relay, in this order.
+            # -P: nothing in the engine's working directory is imported. A process group of its own: Ctrl-C
+            # ends the engine, and that ends the relay, in this order. Not a session: Linux may schedule
+            # sessions against each other (autogroup), and a report then hands the engine's core to the relay.
             command = [sys.executable, "-P", "-m", _MODULE, json.dumps(asdict(arguments))]
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own module
@@ -62,7 +63,7 @@ class RelayLine:
                     stdout=subprocess.DEVNULL,
                     env={**os.environ, **_ONE_THREAD},
                     pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
+                    process_group=0,
                 )
                 ours.setblocking(False)
                 ours.send(self._info, socket.MSG_NOSIGNAL)
