@@ -1,0 +1,319 @@
+"""The client whose stream lives in another process: what ends, what is lost and told of, and more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specgov.client import ClientError, RelayClient, Report
+from specgov.client.relay import RESTART_BASE_S, RESTART_MAX_S
+from specgov.proto.v1 import specgov_pb2 as pb
+
+Eventually = Callable[[Callable[[], Any]], None]
+MakeClient = Callable[..., RelayClient]
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def make_relay_client(sidecar: Any, info: pb.EngineInfo) -> Iterator[MakeClient]:
+    clients: list[RelayClient] = []
+
+    def make(*, started: bool = True, target: str = sidecar.target, **arguments: Any) -> RelayClient:
+        client = RelayClient(target, info, **arguments)
+        clients.append(client)
+        if started:
+            client.start()
+        return client
+
+    yield make
+    for client in clients:
+        pid = client._line.relay_pid
+        with contextlib.suppress(ProcessLookupError, TypeError):
+            os.kill(pid, signal.SIGCONT)
+        client.close(timeout_s=0.0)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process lives; one that has ended and was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def knows(client: RelayClient, step_id: int) -> bool:
+    newest = client.newest()
+    return newest is not None and newest.known_step_id >= step_id
+
+
+def relay_pid(client: RelayClient) -> int:
+    pid = client._line.relay_pid
+    assert pid is not None
+    return pid
+
+
+def next_report(sidecar: Any) -> pb.StepReport:
+    """The next report of any stream."""
+    while not (message := sidecar.next_message()).HasField("report"):
+        pass
+    return message.report
+
+
+def test_everything_in_a_report_arrives_and_its_decision_comes_back(
+    sidecar: Any, make_relay_client: MakeClient, eventually: Eventually
+) -> None:
+    client = make_relay_client()
+    fields: dict[str, Any] = {
+        "step_id": 7, "batch_size": 2, "num_steps": 3, "sum_seq_len_tokens": 90, "max_seq_len_tokens": 50,
+        "waiting_requests": 4, "step_time_us": 6000, "step_time_valid": True, "padded_batch_size": 4,
+        "cuda_graph_ran": False, "kv_use_ratio": 0.5, "after_prefill": True, "has_grammar": True,
+        "warm_up": True, "decision_id": 6, "engine_rule_num_steps": 0,
+    }  # fmt: skip
+    client.submit(Report(**fields, accepted=b"\x01\x03", slots=b"\x05\x00\x00\x01", generations=b"\x00\x02"))
+    assert sidecar.next_message().info.engine_id == "engine"
+    assert sidecar.next_report() == pb.StepReport(
+        **fields,
+        accepted_drafts=b"\x01\x03",
+        slots_u16le=b"\x05\x00\x00\x01",
+        slot_generations_u8=b"\x00\x02",
+    )
+    eventually(lambda: knows(client, 7))
+    decision = client.current(8)
+    assert decision is not None
+    assert (decision.decision_id, decision.num_steps, decision.ttl_steps) == (7, 3, 8)
+    assert decision.propensity is None
+
+
+def test_an_event_keeps_its_place_and_close_ends_the_stream(
+    sidecar: Any, make_relay_client: MakeClient, eventually: Eventually
+) -> None:
+    client = make_relay_client()
+    client.submit(Report(1, 1, 3))
+    eventually(lambda: knows(client, 1))
+    client.submit(Report(2, 1, 3))
+    client.event(pb.EngineEvent.KIND_SHUTTING_DOWN, 2)
+    pid = relay_pid(client)
+    client.close(WAIT_S)
+    assert not is_alive(pid)
+    assert [next_report(sidecar).step_id for _ in range(2)] == [1, 2]
+    assert sidecar.next_message().event == pb.EngineEvent(kind=pb.EngineEvent.KIND_SHUTTING_DOWN, step_id=2)
+    assert (client.stats().sent, client.stats().dropped, client.stats().connected) == (2, 0, False)
+
+
+def test_no_thread_is_started_and_no_file_left_open(
+    make_relay_client: MakeClient, eventually: Eventually, tmp_path: Path
+) -> None:
+    """Without a sidecar, whose threads and sockets would be in this process too."""
+    target = f"unix://{tmp_path}/nobody"
+    make_relay_client(target=target).close()  # what is opened once stays open
+    threads, tasks, files = (threading.active_count(), entries("task"), entries("fd"))
+    client = make_relay_client(target=target)
+
+    def has_tried_to_connect() -> bool:
+        client.submit(Report(1, 1, 3))
+        return client.current(1) is None and "UNAVAILABLE" in client.stats().last_error
+
+    eventually(has_tried_to_connect)
+    assert (threading.active_count(), entries("task"), entries("fd")) == (threads, tasks, files + 1)
+    client.close()
+    assert entries("fd") == files
+
+
+def entries(kind: str) -> int:
+    return len(list(Path(f"/proc/self/{kind}").iterdir()))
+
+
+def test_a_relay_that_stands_still_delays_nothing_and_its_drops_are_told(
+    sidecar: Any, make_relay_client: MakeClient, eventually: Eventually
+) -> None:
+    client = make_relay_client(queue_size=10_000)
+    client.submit(Report(1, 1, 3))
+    eventually(lambda: knows(client, 1))
+    os.kill(relay_pid(client), signal.SIGSTOP)
+    for step_id in range(2, 2002):
+        client.submit(Report(step_id, 256, 3, bytes(256)))
+    dropped = client.stats().dropped
+    assert 0 < dropped < 2000
+    assert client.current(2002) is None
+    os.kill(relay_pid(client), signal.SIGCONT)
+    eventually(lambda: knows(client, 2001 - dropped))  # all that had found room; the last ones had not
+    client.submit(Report(3000, 1, 3))
+    reports = []
+    while not reports or reports[-1].step_id != 3000:
+        reports.append(next_report(sidecar))
+    assert sum(report.reports_dropped for report in reports) == dropped == 2002 - len(reports)
+
+
+def test_a_killed_relay_is_started_again_after_waits_that_grow(
+    sidecar: Any, make_relay_client: MakeClient, clock: Any, eventually: Eventually
+) -> None:
+    client = make_relay_client(clock=clock)
+    client.submit(Report(1, 1, 3))
+    eventually(lambda: knows(client, 1))
+    step_id = 1
+    wait_s = RESTART_BASE_S
+    for _ in range(2):
+        pid = relay_pid(client)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: client.current(1) is None or client._line.connection is None)
+        client.submit(Report(step_id + 1, 1, 3))  # goes nowhere, and is told of
+        clock.advance(wait_s / 2)
+        client.current(1)
+        assert relay_pid(client) == pid
+        clock.advance(wait_s / 2)
+        client.current(1)
+        assert relay_pid(client) != pid
+        step_id += 2
+        client.submit(Report(step_id, 1, 3))
+        eventually(lambda step_id=step_id: knows(client, step_id))
+        wait_s *= 2
+    reports = [next_report(sidecar) for _ in range(3)]
+    assert [(r.step_id, r.reports_dropped) for r in reports] == [(1, 0), (3, 1), (5, 1)]
+    assert wait_s < RESTART_MAX_S
+    clock.advance(RESTART_MAX_S)  # one that lived so long is a new beginning
+    os.kill(pid := relay_pid(client), signal.SIGKILL)
+    eventually(lambda: client.newest() is None or client._line.connection is None)
+    clock.advance(RESTART_BASE_S)
+    client.current(1)
+    assert relay_pid(client) != pid
+
+
+def test_a_report_that_cannot_be_sent_is_counted_and_told(
+    sidecar: Any, make_relay_client: MakeClient
+) -> None:
+    client = make_relay_client()
+    client.submit(Report(1, -4, 0))
+    client.submit(Report(2, 4, 0))
+    report = next_report(sidecar)
+    assert (report.step_id, report.reports_dropped) == (2, 1)
+    assert client.stats().reports_rejected == 1
+
+
+def test_a_client_is_started_once(make_relay_client: MakeClient) -> None:
+    client = make_relay_client()
+    with pytest.raises(ClientError, match="already"):
+        client.start()
+
+
+ENGINE_PROCESS = """
+import os, signal, sys, time
+from specgov.client import RelayClient, Report
+from specgov.proto.v1 import specgov_pb2 as pb
+
+client = RelayClient({target!r}, pb.EngineInfo(engine_id={engine_id!r}, boot_id="b", tiers=[0, 3]))
+client.start()
+client.submit(Report(1, 1, 3, b"\\x01", sum_seq_len_tokens=9, max_seq_len_tokens=9))
+while client.newest() is None:
+    time.sleep(0.01)
+print(client._line.relay_pid, flush=True)
+{then}
+"""
+
+EXITS = {
+    "end": ("", 0),
+    "exit": ("sys.exit(3)", 3),
+    "exception": ("raise RuntimeError('the engine fails')", 1),
+    "close": ("client.close()", 0),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+}
+
+
+def run_engine(target: str, engine_id: str, then: str) -> subprocess.CompletedProcess[str]:
+    script = ENGINE_PROCESS.format(target=target, engine_id=engine_id, then=then)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=2 * WAIT_S, check=False
+    )
+
+
+def test_twenty_engines_end_in_every_way_and_no_relay_stays(sidecar: Any, eventually: Eventually) -> None:
+    endings: list[str] = []
+
+    def behaviour(messages: Any, context: Any) -> Iterator[pb.Decision]:
+        try:
+            for message in messages:
+                if message.HasField("report"):
+                    yield pb.Decision(known_step_id=1, num_steps=3, ttl_steps=9, ttl_ms=500, reason=1)
+        except Exception:
+            endings.append("reset")
+            raise
+        endings.append("closed")
+
+    sidecar.behaviour = behaviour
+    ways = list(EXITS.values()) * 4
+    with ThreadPoolExecutor(4) as pool:
+        results = list(
+            pool.map(lambda item: run_engine(sidecar.target, f"e{item[0]}", item[1][0]), enumerate(ways))
+        )
+    assert [r.returncode for r in results] == [code for _, code in ways], [r.stderr for r in results]
+    for result in results:
+        eventually(lambda pid=int(result.stdout): not is_alive(pid))
+    eventually(lambda: len(endings) == 20)
+    assert endings == ["closed"] * 20
+
+
+def test_a_relay_ends_though_a_forked_child_holds_the_socket(sidecar: Any, eventually: Eventually) -> None:
+    """The child is made past Python's hooks, as a C library might."""
+    then = """
+import ctypes
+child = ctypes.CDLL(None).fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+os._exit(0)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENGINE_PROCESS.format(target=sidecar.target, engine_id="e", then=then)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    relay, child = (int(process.stdout.readline()) for _ in range(2))
+    process.wait(WAIT_S)
+    try:
+        assert is_alive(child)
+        eventually(lambda: not is_alive(relay))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.stdout.close()
+
+
+FORK = """
+child = os.fork()
+if child == 0:
+    from specgov.client import ClientError
+    client.submit(Report(2, 1, 3))
+    assert not client.stats().connected
+    client.close()
+    try:
+        client.start()
+    except ClientError as error:
+        assert "forked" in str(error)
+        os._exit(7)
+    os._exit(8)
+_, status = os.waitpid(child, 0)
+client.submit(Report(3, 1, 3))
+deadline = time.monotonic() + 60
+while client.newest().known_step_id < 3:
+    assert time.monotonic() < deadline, "the parent's stream ended"
+    time.sleep(0.01)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_leaves_its_parents_relay_alone(sidecar: Any) -> None:
+    result = run_engine(sidecar.target, "e", FORK)
+    assert result.returncode == 7, result.stderr
+    steps = [next_report(sidecar).step_id for _ in range(2)]
+    assert steps == [1, 3]
