@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from specgov.client import Report, StreamClient
+from specgov.client import RelayClient, Report, StreamClient
 from specgov.proto.v1 import specgov_pb2 as pb
 
 MakeClient = Callable[..., StreamClient]
@@ -66,7 +67,7 @@ def sidecar(tmp_path: Path) -> Iterator[SidecarProcess]:
 class Engine:
     """An engine at its smallest: its step ids go on, whatever happens to the sidecar."""
 
-    def __init__(self, client: StreamClient) -> None:
+    def __init__(self, client: StreamClient | RelayClient) -> None:
         self.client = client
         self.step_id = 0
 
@@ -80,8 +81,12 @@ class Engine:
     def step_and_wait(self) -> bool:
         """Make a step and give its decision time to come; whether it came."""
         self.step()
-        decision = self.client.wait_for_step(self.step_id, 0.1)
-        return decision is not None and self.client.current(self.step_id + 1) == decision
+        deadline_s = time.monotonic() + 0.1
+        while (newest := self.client.newest()) is None or newest.known_step_id < self.step_id:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.001)
+        return self.client.current(self.step_id + 1) == newest
 
     def steps_until_no_decision(self) -> int:
         for count in range(1, 10 * TTL_STEPS):
@@ -108,6 +113,24 @@ def test_a_killed_sidecar_is_missed_within_the_ttl_and_found_again(
     sidecar.start()
     eventually(engine.step_and_wait)
     assert engine.client.stats().reconnects == 1
+
+
+def test_a_relay_misses_a_killed_sidecar_within_the_ttl_and_finds_it_again(
+    sidecar: SidecarProcess, info: pb.EngineInfo, eventually: Eventually
+) -> None:
+    client = RelayClient(sidecar.target, info)
+    client.start()
+    try:
+        engine = Engine(client)
+        eventually(engine.step_and_wait)
+        sidecar.kill()
+        # The last decision may still be on its way from the relay: it knows a step that much later at most.
+        assert engine.steps_until_no_decision() <= 2 * TTL_STEPS
+        sidecar.start()
+        eventually(engine.step_and_wait)
+        eventually(lambda: client.newest() is not None and client.stats().reconnects == 1)
+    finally:
+        client.close()
 
 
 def test_a_stopped_sidecar_is_missed_within_the_ttl_and_found_again(
