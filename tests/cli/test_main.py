@@ -144,3 +144,26 @@ def test_bash_accepts_the_completion(run, tmp_path: Path) -> None:
     script = tmp_path / "specgov.bash"
     script.write_text(run("completion", "bash").out)
     assert subprocess.run(["/bin/bash", "-n", str(script)], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (("engines", ""), {"list", "show", "mode", "policy", "watch"}),
+        (("config", ""), {"check"}),
+        (("engines", "mode", "some-engine", "--t"), {"--target"}),
+        (("decide", "--ba"), {"--batch-size"}),
+    ],
+)
+def test_bash_completes_both_words_of_a_command(
+    run, tmp_path: Path, typed: tuple[str, ...], offered: set[str]
+) -> None:
+    script = tmp_path / "specgov.bash"
+    script.write_text(run("completion", "bash").out)
+    asked = (
+        'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; '
+        'COMP_POINT=${#COMP_LINE}; _tyro_specgov; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    bash = ["/bin/bash", "-c", asked, "bash", str(script), "specgov", *typed]
+    answer = subprocess.run(bash, check=True, capture_output=True, text=True).stdout.split()
+    assert set(answer) - {"-h", "--help"} == offered
