@@ -169,7 +169,7 @@ def _problem(detail: dict[str, Any], text: str, path: str | Path | None, overrid
     dotted = ".".join(keys)
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
-        message = "unknown key"
+        message = f"unknown key: there are {', '.join(_known_keys(keys[:-1]))}"
     elif detail["type"] != "value_error":
         message = f"{message}, not {detail['input']!r}"
     if dotted in overrides:
@@ -177,6 +177,17 @@ def _problem(detail: dict[str, Any], text: str, path: str | Path | None, overrid
         return f"option --{option}: {message}"
     line = line_of_key(text, keys)
     return f"{path}{'' if line is None else f', line {line}'}: {dotted}: {message}"
+
+
+def _known_keys(tables: list[str]) -> list[str]:
+    """The keys that a table takes, by the names of the tables on the way to it."""
+    section: type[BaseModel] = ServeConfig
+    for table in tables:
+        inner = section.model_fields[table].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        section = inner
+    return list(section.model_fields)
 
 
 def line_of_key(text: str, keys: list[str]) -> int | None:

@@ -56,8 +56,11 @@ def test_options_override_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("\npolicies = 3\n", "line 2: policies: unknown key"),
-        ("[decision_log]\npath = 'x'\nmax_gb = 1\n", "line 3: decision_log.max_gb: unknown key"),
+        ("\npolicies = 3\n", "line 2: policies: unknown key: there are listen, socket_group, "),
+        (
+            "[decision_log]\npath = 'x'\nmax_gb = 1\n",
+            "line 3: decision_log.max_gb: unknown key: there are path, ",
+        ),
         ("[decision-log]\npath = 'x'\n", "line 1: decision-log: unknown key"),
         ("decision_log.max_gb = 1\n", "line 1: decision_log.max_gb: unknown key"),
         ("'max_streams' = '4'\n", "line 1: max_streams: Input should be a valid integer, not '4'"),
