@@ -237,6 +237,7 @@ class StepReport(_message.Message):
     DECISION_ID_FIELD_NUMBER: _builtins.int
     REPORTS_DROPPED_FIELD_NUMBER: _builtins.int
     ENGINE_RULE_NUM_STEPS_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_US_FIELD_NUMBER: _builtins.int
     step_id: _builtins.int
     """the engine's forward iteration; grows within a boot, gaps allowed"""
     batch_size: _builtins.int
@@ -279,6 +280,10 @@ class StepReport(_message.Message):
     """since the last report that was sent"""
     engine_rule_num_steps: _builtins.int
     """what the engine's own rule would have chosen (shadow mode)"""
+    round_trip_us: _builtins.int
+    """From sending a report to the decision that knows its step, on the client's clock; absent = none came since
+    the last report that was sent.
+    """
     def __init__(
         self,
         *,
@@ -303,10 +308,11 @@ class StepReport(_message.Message):
         decision_id: _builtins.int = ...,
         reports_dropped: _builtins.int = ...,
         engine_rule_num_steps: _builtins.int | None = ...,
+        round_trip_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cuda_graph_ran", b"_cuda_graph_ran", "_engine_rule_num_steps", b"_engine_rule_num_steps", "_kv_use_ratio", b"_kv_use_ratio", "cuda_graph_ran", b"cuda_graph_ran", "engine_rule_num_steps", b"engine_rule_num_steps", "kv_use_ratio", b"kv_use_ratio"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cuda_graph_ran", b"_cuda_graph_ran", "_engine_rule_num_steps", b"_engine_rule_num_steps", "_kv_use_ratio", b"_kv_use_ratio", "_round_trip_us", b"_round_trip_us", "cuda_graph_ran", b"cuda_graph_ran", "engine_rule_num_steps", b"engine_rule_num_steps", "kv_use_ratio", b"kv_use_ratio", "round_trip_us", b"round_trip_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cuda_graph_ran", b"_cuda_graph_ran", "_engine_rule_num_steps", b"_engine_rule_num_steps", "_kv_use_ratio", b"_kv_use_ratio", "accepted_drafts", b"accepted_drafts", "after_idle", b"after_idle", "after_prefill", b"after_prefill", "batch_size", b"batch_size", "cuda_graph_ran", b"cuda_graph_ran", "decision_id", b"decision_id", "engine_rule_num_steps", b"engine_rule_num_steps", "has_grammar", b"has_grammar", "kv_use_ratio", b"kv_use_ratio", "max_seq_len_tokens", b"max_seq_len_tokens", "num_steps", b"num_steps", "padded_batch_size", b"padded_batch_size", "reports_dropped", b"reports_dropped", "slot_generations_u8", b"slot_generations_u8", "slots_u16le", b"slots_u16le", "step_id", b"step_id", "step_time_us", b"step_time_us", "step_time_valid", b"step_time_valid", "sum_seq_len_tokens", b"sum_seq_len_tokens", "waiting_requests", b"waiting_requests", "warm_up", b"warm_up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cuda_graph_ran", b"_cuda_graph_ran", "_engine_rule_num_steps", b"_engine_rule_num_steps", "_kv_use_ratio", b"_kv_use_ratio", "_round_trip_us", b"_round_trip_us", "accepted_drafts", b"accepted_drafts", "after_idle", b"after_idle", "after_prefill", b"after_prefill", "batch_size", b"batch_size", "cuda_graph_ran", b"cuda_graph_ran", "decision_id", b"decision_id", "engine_rule_num_steps", b"engine_rule_num_steps", "has_grammar", b"has_grammar", "kv_use_ratio", b"kv_use_ratio", "max_seq_len_tokens", b"max_seq_len_tokens", "num_steps", b"num_steps", "padded_batch_size", b"padded_batch_size", "reports_dropped", b"reports_dropped", "round_trip_us", b"round_trip_us", "slot_generations_u8", b"slot_generations_u8", "slots_u16le", b"slots_u16le", "step_id", b"step_id", "step_time_us", b"step_time_us", "step_time_valid", b"step_time_valid", "sum_seq_len_tokens", b"sum_seq_len_tokens", "waiting_requests", b"waiting_requests", "warm_up", b"warm_up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cuda_graph_ran: _TypeAlias = _typing.Literal["cuda_graph_ran"]  # noqa: Y015
     _WhichOneofArgType__cuda_graph_ran: _TypeAlias = _typing.Literal["_cuda_graph_ran", b"_cuda_graph_ran"]  # noqa: Y015
@@ -314,12 +320,16 @@ class StepReport(_message.Message):
     _WhichOneofArgType__engine_rule_num_steps: _TypeAlias = _typing.Literal["_engine_rule_num_steps", b"_engine_rule_num_steps"]  # noqa: Y015
     _WhichOneofReturnType__kv_use_ratio: _TypeAlias = _typing.Literal["kv_use_ratio"]  # noqa: Y015
     _WhichOneofArgType__kv_use_ratio: _TypeAlias = _typing.Literal["_kv_use_ratio", b"_kv_use_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__round_trip_us: _TypeAlias = _typing.Literal["round_trip_us"]  # noqa: Y015
+    _WhichOneofArgType__round_trip_us: _TypeAlias = _typing.Literal["_round_trip_us", b"_round_trip_us"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cuda_graph_ran) -> _WhichOneofReturnType__cuda_graph_ran | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__engine_rule_num_steps) -> _WhichOneofReturnType__engine_rule_num_steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_use_ratio) -> _WhichOneofReturnType__kv_use_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round_trip_us) -> _WhichOneofReturnType__round_trip_us | None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
 
@@ -658,6 +668,9 @@ class StepSummary(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     KV_USE_RATIO_FIELD_NUMBER: _builtins.int
+    EXPECTED_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    BASELINE_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_MS_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     step_id: _builtins.int
     batch_size: _builtins.int
@@ -672,6 +685,13 @@ class StepSummary(_message.Message):
     reason: Global___Reason.ValueType
     waiting_requests: _builtins.int
     kv_use_ratio: _builtins.float
+    expected_tokens_per_s: _builtins.float
+    """What the policy's model expects of the batch that the newest decision is for: under the decided tier, and
+    under the baseline's. Absent where the policy has no such model.
+    """
+    baseline_tokens_per_s: _builtins.float
+    round_trip_ms: _builtins.float
+    """from a report to its decision, the newest that the engine measured"""
     def __init__(
         self,
         *,
@@ -686,21 +706,36 @@ class StepSummary(_message.Message):
         reason: Global___Reason.ValueType = ...,
         waiting_requests: _builtins.int = ...,
         kv_use_ratio: _builtins.float | None = ...,
+        expected_tokens_per_s: _builtins.float | None = ...,
+        baseline_tokens_per_s: _builtins.float | None = ...,
+        round_trip_ms: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_use_ratio", b"_kv_use_ratio", "_output_tokens_per_s", b"_output_tokens_per_s", "_step_ms", b"_step_ms", "kv_use_ratio", b"kv_use_ratio", "output_tokens_per_s", b"output_tokens_per_s", "step_ms", b"step_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_baseline_tokens_per_s", b"_baseline_tokens_per_s", "_expected_tokens_per_s", b"_expected_tokens_per_s", "_kv_use_ratio", b"_kv_use_ratio", "_output_tokens_per_s", b"_output_tokens_per_s", "_round_trip_ms", b"_round_trip_ms", "_step_ms", b"_step_ms", "baseline_tokens_per_s", b"baseline_tokens_per_s", "expected_tokens_per_s", b"expected_tokens_per_s", "kv_use_ratio", b"kv_use_ratio", "output_tokens_per_s", b"output_tokens_per_s", "round_trip_ms", b"round_trip_ms", "step_ms", b"step_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_use_ratio", b"_kv_use_ratio", "_output_tokens_per_s", b"_output_tokens_per_s", "_step_ms", b"_step_ms", "accept_length", b"accept_length", "batch_size", b"batch_size", "decided_num_steps", b"decided_num_steps", "engine_id", b"engine_id", "kv_use_ratio", b"kv_use_ratio", "num_steps", b"num_steps", "output_tokens_per_s", b"output_tokens_per_s", "reason", b"reason", "step_id", b"step_id", "step_ms", b"step_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_baseline_tokens_per_s", b"_baseline_tokens_per_s", "_expected_tokens_per_s", b"_expected_tokens_per_s", "_kv_use_ratio", b"_kv_use_ratio", "_output_tokens_per_s", b"_output_tokens_per_s", "_round_trip_ms", b"_round_trip_ms", "_step_ms", b"_step_ms", "accept_length", b"accept_length", "baseline_tokens_per_s", b"baseline_tokens_per_s", "batch_size", b"batch_size", "decided_num_steps", b"decided_num_steps", "engine_id", b"engine_id", "expected_tokens_per_s", b"expected_tokens_per_s", "kv_use_ratio", b"kv_use_ratio", "num_steps", b"num_steps", "output_tokens_per_s", b"output_tokens_per_s", "reason", b"reason", "round_trip_ms", b"round_trip_ms", "step_id", b"step_id", "step_ms", b"step_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__baseline_tokens_per_s: _TypeAlias = _typing.Literal["baseline_tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__baseline_tokens_per_s: _TypeAlias = _typing.Literal["_baseline_tokens_per_s", b"_baseline_tokens_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__expected_tokens_per_s: _TypeAlias = _typing.Literal["expected_tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__expected_tokens_per_s: _TypeAlias = _typing.Literal["_expected_tokens_per_s", b"_expected_tokens_per_s"]  # noqa: Y015
     _WhichOneofReturnType__kv_use_ratio: _TypeAlias = _typing.Literal["kv_use_ratio"]  # noqa: Y015
     _WhichOneofArgType__kv_use_ratio: _TypeAlias = _typing.Literal["_kv_use_ratio", b"_kv_use_ratio"]  # noqa: Y015
     _WhichOneofReturnType__output_tokens_per_s: _TypeAlias = _typing.Literal["output_tokens_per_s"]  # noqa: Y015
     _WhichOneofArgType__output_tokens_per_s: _TypeAlias = _typing.Literal["_output_tokens_per_s", b"_output_tokens_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__round_trip_ms: _TypeAlias = _typing.Literal["round_trip_ms"]  # noqa: Y015
+    _WhichOneofArgType__round_trip_ms: _TypeAlias = _typing.Literal["_round_trip_ms", b"_round_trip_ms"]  # noqa: Y015
     _WhichOneofReturnType__step_ms: _TypeAlias = _typing.Literal["step_ms"]  # noqa: Y015
     _WhichOneofArgType__step_ms: _TypeAlias = _typing.Literal["_step_ms", b"_step_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__baseline_tokens_per_s) -> _WhichOneofReturnType__baseline_tokens_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_tokens_per_s) -> _WhichOneofReturnType__expected_tokens_per_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_use_ratio) -> _WhichOneofReturnType__kv_use_ratio | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__output_tokens_per_s) -> _WhichOneofReturnType__output_tokens_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round_trip_ms) -> _WhichOneofReturnType__round_trip_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__step_ms) -> _WhichOneofReturnType__step_ms | None: ...
 
