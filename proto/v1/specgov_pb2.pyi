@@ -447,6 +447,7 @@ class Decision(_message.Message):
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     PROPENSITY_FIELD_NUMBER: _builtins.int
     ESTIMATES_FIELD_NUMBER: _builtins.int
+    BY_CANDIDATE_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.int
     """grows within a stream, from 1"""
     known_step_id: _builtins.int
@@ -464,6 +465,8 @@ class Decision(_message.Message):
     policy_version: _builtins.str
     propensity: _builtins.float
     """probability of this choice under the policy; absent = unknown"""
+    by_candidate: _builtins.bool
+    """made by the candidate of a canary"""
     @_builtins.property
     def neighbours(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierRange]:
         """tiers for other ranges, since the batch may change before it applies"""
@@ -486,10 +489,11 @@ class Decision(_message.Message):
         policy_version: _builtins.str = ...,
         propensity: _builtins.float | None = ...,
         estimates: _abc.Iterable[Global___TierEstimate] | None = ...,
+        by_candidate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_propensity", b"_propensity", "propensity", b"propensity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_propensity", b"_propensity", "batch_size_max", b"batch_size_max", "batch_size_min", b"batch_size_min", "decision_id", b"decision_id", "estimates", b"estimates", "known_step_id", b"known_step_id", "neighbours", b"neighbours", "num_steps", b"num_steps", "policy", b"policy", "policy_version", b"policy_version", "propensity", b"propensity", "reason", b"reason", "ttl_ms", b"ttl_ms", "ttl_steps", b"ttl_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_propensity", b"_propensity", "batch_size_max", b"batch_size_max", "batch_size_min", b"batch_size_min", "by_candidate", b"by_candidate", "decision_id", b"decision_id", "estimates", b"estimates", "known_step_id", b"known_step_id", "neighbours", b"neighbours", "num_steps", b"num_steps", "policy", b"policy", "policy_version", b"policy_version", "propensity", b"propensity", "reason", b"reason", "ttl_ms", b"ttl_ms", "ttl_steps", b"ttl_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__propensity: _TypeAlias = _typing.Literal["propensity"]  # noqa: Y015
     _WhichOneofArgType__propensity: _TypeAlias = _typing.Literal["_propensity", b"_propensity"]  # noqa: Y015
@@ -609,6 +613,12 @@ class EngineState(_message.Message):
     LAST_STEP_FIELD_NUMBER: _builtins.int
     DECISION_LAG_STEPS_P50_FIELD_NUMBER: _builtins.int
     POLICY_FAILURE_FIELD_NUMBER: _builtins.int
+    POLICY_TEXT_FIELD_NUMBER: _builtins.int
+    PREVIOUS_POLICY_TEXT_FIELD_NUMBER: _builtins.int
+    TRIAL_STEPS_LEFT_FIELD_NUMBER: _builtins.int
+    ROLLED_BACK_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
+    RESTORED_REPORTS_FIELD_NUMBER: _builtins.int
     connected: _builtins.bool
     mode: Global___Mode.ValueType
     policy: _builtins.str
@@ -622,10 +632,24 @@ class EngineState(_message.Message):
     """Steps between a result that a decision knew and the step that followed it, over the last reports."""
     policy_failure: _builtins.str
     """Why the engine's policy was set aside for a fallback, until it is given a policy again; empty = it was not."""
+    policy_text: _builtins.str
+    """as in `--policy`"""
+    previous_policy_text: _builtins.str
+    """what a rollback returns to; empty = there is nothing"""
+    trial_steps_left: _builtins.int
+    """of a new bundle's trial, in which a failure rolls it back; 0 = none"""
+    rolled_back: _builtins.str
+    """why the sidecar itself rolled the last new policy back; empty = it did not"""
+    restored_reports: _builtins.int
+    """those that the restored estimates rest on; 0 = it started cold"""
     @_builtins.property
     def info(self) -> Global___EngineInfo: ...
     @_builtins.property
     def last_step(self) -> Global___StepSummary: ...
+    @_builtins.property
+    def canary(self) -> Global___CanaryState:
+        """absent = there was none"""
+
     def __init__(
         self,
         *,
@@ -642,16 +666,99 @@ class EngineState(_message.Message):
         last_step: Global___StepSummary | None = ...,
         decision_lag_steps_p50: _builtins.float | None = ...,
         policy_failure: _builtins.str = ...,
+        policy_text: _builtins.str = ...,
+        previous_policy_text: _builtins.str = ...,
+        trial_steps_left: _builtins.int = ...,
+        rolled_back: _builtins.str = ...,
+        canary: Global___CanaryState | None = ...,
+        restored_reports: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "decision_lag_steps_p50", b"decision_lag_steps_p50", "info", b"info", "last_step", b"last_step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "canary", b"canary", "decision_lag_steps_p50", b"decision_lag_steps_p50", "info", b"info", "last_step", b"last_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "connected", b"connected", "decision_lag_steps_p50", b"decision_lag_steps_p50", "decisions", b"decisions", "info", b"info", "last_step", b"last_step", "mode", b"mode", "policy", b"policy", "policy_failure", b"policy_failure", "policy_version", b"policy_version", "reports", b"reports", "reports_dropped", b"reports_dropped", "reports_rejected", b"reports_rejected", "tier_switches", b"tier_switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "canary", b"canary", "connected", b"connected", "decision_lag_steps_p50", b"decision_lag_steps_p50", "decisions", b"decisions", "info", b"info", "last_step", b"last_step", "mode", b"mode", "policy", b"policy", "policy_failure", b"policy_failure", "policy_text", b"policy_text", "policy_version", b"policy_version", "previous_policy_text", b"previous_policy_text", "reports", b"reports", "reports_dropped", b"reports_dropped", "reports_rejected", b"reports_rejected", "restored_reports", b"restored_reports", "rolled_back", b"rolled_back", "tier_switches", b"tier_switches", "trial_steps_left", b"trial_steps_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["decision_lag_steps_p50"]  # noqa: Y015
     _WhichOneofArgType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__decision_lag_steps_p50) -> _WhichOneofReturnType__decision_lag_steps_p50 | None: ...
 
 Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
+
+@_typing.final
+class CanaryState(_message.Message):
+    """A canary: blocks of steps are drawn for the candidate with probability `share`. Rates are output tokens by
+    seconds over the timed steps of the blocks kept.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    BLOCK_STEPS_FIELD_NUMBER: _builtins.int
+    CANDIDATE_BLOCKS_FIELD_NUMBER: _builtins.int
+    ACTIVE_BLOCKS_FIELD_NUMBER: _builtins.int
+    CANDIDATE_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    ACTIVE_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_LOW_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_HIGH_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """the candidate's, as in `--policy`"""
+    share: _builtins.float
+    block_steps: _builtins.int
+    candidate_blocks: _builtins.int
+    active_blocks: _builtins.int
+    candidate_tokens_per_s: _builtins.float
+    active_tokens_per_s: _builtins.float
+    difference: _builtins.float
+    """The candidate's rate over the active policy's, less 1, with its 95 % confidence interval; absent while there
+    are too few blocks to say.
+    """
+    difference_low: _builtins.float
+    difference_high: _builtins.float
+    ended: _builtins.str
+    """why it ended; empty = it runs"""
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        share: _builtins.float = ...,
+        block_steps: _builtins.int = ...,
+        candidate_blocks: _builtins.int = ...,
+        active_blocks: _builtins.int = ...,
+        candidate_tokens_per_s: _builtins.float | None = ...,
+        active_tokens_per_s: _builtins.float | None = ...,
+        difference: _builtins.float | None = ...,
+        difference_low: _builtins.float | None = ...,
+        difference_high: _builtins.float | None = ...,
+        ended: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_tokens_per_s", b"_active_tokens_per_s", "_candidate_tokens_per_s", b"_candidate_tokens_per_s", "_difference", b"_difference", "_difference_high", b"_difference_high", "_difference_low", b"_difference_low", "active_tokens_per_s", b"active_tokens_per_s", "candidate_tokens_per_s", b"candidate_tokens_per_s", "difference", b"difference", "difference_high", b"difference_high", "difference_low", b"difference_low"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_tokens_per_s", b"_active_tokens_per_s", "_candidate_tokens_per_s", b"_candidate_tokens_per_s", "_difference", b"_difference", "_difference_high", b"_difference_high", "_difference_low", b"_difference_low", "active_blocks", b"active_blocks", "active_tokens_per_s", b"active_tokens_per_s", "block_steps", b"block_steps", "candidate_blocks", b"candidate_blocks", "candidate_tokens_per_s", b"candidate_tokens_per_s", "difference", b"difference", "difference_high", b"difference_high", "difference_low", b"difference_low", "ended", b"ended", "policy", b"policy", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__active_tokens_per_s: _TypeAlias = _typing.Literal["active_tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__active_tokens_per_s: _TypeAlias = _typing.Literal["_active_tokens_per_s", b"_active_tokens_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__candidate_tokens_per_s: _TypeAlias = _typing.Literal["candidate_tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__candidate_tokens_per_s: _TypeAlias = _typing.Literal["_candidate_tokens_per_s", b"_candidate_tokens_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__difference: _TypeAlias = _typing.Literal["difference"]  # noqa: Y015
+    _WhichOneofArgType__difference: _TypeAlias = _typing.Literal["_difference", b"_difference"]  # noqa: Y015
+    _WhichOneofReturnType__difference_high: _TypeAlias = _typing.Literal["difference_high"]  # noqa: Y015
+    _WhichOneofArgType__difference_high: _TypeAlias = _typing.Literal["_difference_high", b"_difference_high"]  # noqa: Y015
+    _WhichOneofReturnType__difference_low: _TypeAlias = _typing.Literal["difference_low"]  # noqa: Y015
+    _WhichOneofArgType__difference_low: _TypeAlias = _typing.Literal["_difference_low", b"_difference_low"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__active_tokens_per_s) -> _WhichOneofReturnType__active_tokens_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__candidate_tokens_per_s) -> _WhichOneofReturnType__candidate_tokens_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__difference) -> _WhichOneofReturnType__difference | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__difference_high) -> _WhichOneofReturnType__difference_high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__difference_low) -> _WhichOneofReturnType__difference_low | None: ...
+
+Global___CanaryState: _TypeAlias = CanaryState  # noqa: Y015
 
 @_typing.final
 class StepSummary(_message.Message):
@@ -955,3 +1062,226 @@ class WatchRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+
+@_typing.final
+class RollBackPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """empty = all that have a policy to return to"""
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollBackPolicyRequest: _TypeAlias = RollBackPolicyRequest  # noqa: Y015
+
+@_typing.final
+class RollBackPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineState]:
+        """those that were rolled back"""
+
+    def __init__(
+        self,
+        *,
+        engines: _abc.Iterable[Global___EngineState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollBackPolicyResponse: _TypeAlias = RollBackPolicyResponse  # noqa: Y015
+
+@_typing.final
+class SetCanaryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    BLOCK_STEPS_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    policy: _builtins.str
+    """the candidate, as in `--policy`; empty ends the canary"""
+    share: _builtins.float
+    """0..1, both excluded"""
+    block_steps: _builtins.int
+    """0 = 64"""
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        policy: _builtins.str = ...,
+        share: _builtins.float = ...,
+        block_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_steps", b"block_steps", "engine_id", b"engine_id", "policy", b"policy", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetCanaryRequest: _TypeAlias = SetCanaryRequest  # noqa: Y015
+
+@_typing.final
+class SetCanaryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def engine(self) -> Global___EngineState: ...
+    def __init__(
+        self,
+        *,
+        engine: Global___EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetCanaryResponse: _TypeAlias = SetCanaryResponse  # noqa: Y015
+
+@_typing.final
+class BundleInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    WEIGHTS_SHA256_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    ENGINE_IDS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    version: _builtins.int
+    """from 1, in the order in which they were pushed"""
+    weights_sha256: _builtins.str
+    problem: _builtins.str
+    """why it cannot be used; empty = it can"""
+    @_builtins.property
+    def engine_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those that use it"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.int = ...,
+        weights_sha256: _builtins.str = ...,
+        problem: _builtins.str = ...,
+        engine_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_ids", b"engine_ids", "name", b"name", "problem", b"problem", "version", b"version", "weights_sha256", b"weights_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BundleInfo: _TypeAlias = BundleInfo  # noqa: Y015
+
+@_typing.final
+class ListBundlesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBundlesRequest: _TypeAlias = ListBundlesRequest  # noqa: Y015
+
+@_typing.final
+class ListBundlesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: _builtins.int
+    BUNDLES_FIELD_NUMBER: _builtins.int
+    folder: _builtins.str
+    """the store's, on the sidecar's machine; empty = it has none"""
+    @_builtins.property
+    def bundles(self) -> _containers.RepeatedCompositeFieldContainer[Global___BundleInfo]: ...
+    def __init__(
+        self,
+        *,
+        folder: _builtins.str = ...,
+        bundles: _abc.Iterable[Global___BundleInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundles", b"bundles", "folder", b"folder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBundlesResponse: _TypeAlias = ListBundlesResponse  # noqa: Y015
+
+@_typing.final
+class UseBundleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    version: _builtins.int
+    """0 = the newest"""
+    engine_id: _builtins.str
+    """empty = all"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.int = ...,
+        engine_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "name", b"name", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UseBundleRequest: _TypeAlias = UseBundleRequest  # noqa: Y015
+
+@_typing.final
+class UseBundleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINES_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineState]:
+        """those that use it now"""
+
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of engines that cannot"""
+
+    def __init__(
+        self,
+        *,
+        engines: _abc.Iterable[Global___EngineState] | None = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "problems", b"problems"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UseBundleResponse: _TypeAlias = UseBundleResponse  # noqa: Y015

@@ -176,6 +176,26 @@ class ControllerAdminStub(object):
                 request_serializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.SetPolicyRequest.SerializeToString,
                 response_deserializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.SetPolicyResponse.FromString,
                 _registered_method=True)
+        self.RollBackPolicy = channel.unary_unary(
+                '/specgov.v1.ControllerAdmin/RollBackPolicy',
+                request_serializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.RollBackPolicyRequest.SerializeToString,
+                response_deserializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.RollBackPolicyResponse.FromString,
+                _registered_method=True)
+        self.SetCanary = channel.unary_unary(
+                '/specgov.v1.ControllerAdmin/SetCanary',
+                request_serializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.SetCanaryRequest.SerializeToString,
+                response_deserializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.SetCanaryResponse.FromString,
+                _registered_method=True)
+        self.ListBundles = channel.unary_unary(
+                '/specgov.v1.ControllerAdmin/ListBundles',
+                request_serializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.ListBundlesRequest.SerializeToString,
+                response_deserializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.ListBundlesResponse.FromString,
+                _registered_method=True)
+        self.UseBundle = channel.unary_unary(
+                '/specgov.v1.ControllerAdmin/UseBundle',
+                request_serializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.UseBundleRequest.SerializeToString,
+                response_deserializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.UseBundleResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/specgov.v1.ControllerAdmin/Watch',
                 request_serializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.WatchRequest.SerializeToString,
@@ -211,6 +231,34 @@ class ControllerAdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RollBackPolicy(self, request, context):
+        """Back to the policy before, with what it had learnt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetCanary(self, request, context):
+        """Let a candidate decide a share of an engine's steps, to compare it with the engine's policy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBundles(self, request, context):
+        """The policy bundles in the sidecar's store. Bundles are named here, never sent: who may write to the store's
+        folder puts them there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UseBundle(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Per-step summaries, one in `every_steps`, of one engine or of all.
         """
@@ -240,6 +288,26 @@ def add_ControllerAdminServicer_to_server(servicer, server):
                     servicer.SetPolicy,
                     request_deserializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.SetPolicyRequest.FromString,
                     response_serializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'RollBackPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollBackPolicy,
+                    request_deserializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.RollBackPolicyRequest.FromString,
+                    response_serializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.RollBackPolicyResponse.SerializeToString,
+            ),
+            'SetCanary': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetCanary,
+                    request_deserializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.SetCanaryRequest.FromString,
+                    response_serializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.SetCanaryResponse.SerializeToString,
+            ),
+            'ListBundles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBundles,
+                    request_deserializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.ListBundlesRequest.FromString,
+                    response_serializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.ListBundlesResponse.SerializeToString,
+            ),
+            'UseBundle': grpc.unary_unary_rpc_method_handler(
+                    servicer.UseBundle,
+                    request_deserializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.UseBundleRequest.FromString,
+                    response_serializer=specgov_dot_proto_dot_v1_dot_specgov__pb2.UseBundleResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -356,6 +424,114 @@ class ControllerAdmin(object):
             '/specgov.v1.ControllerAdmin/SetPolicy',
             specgov_dot_proto_dot_v1_dot_specgov__pb2.SetPolicyRequest.SerializeToString,
             specgov_dot_proto_dot_v1_dot_specgov__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBackPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specgov.v1.ControllerAdmin/RollBackPolicy',
+            specgov_dot_proto_dot_v1_dot_specgov__pb2.RollBackPolicyRequest.SerializeToString,
+            specgov_dot_proto_dot_v1_dot_specgov__pb2.RollBackPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetCanary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specgov.v1.ControllerAdmin/SetCanary',
+            specgov_dot_proto_dot_v1_dot_specgov__pb2.SetCanaryRequest.SerializeToString,
+            specgov_dot_proto_dot_v1_dot_specgov__pb2.SetCanaryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBundles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specgov.v1.ControllerAdmin/ListBundles',
+            specgov_dot_proto_dot_v1_dot_specgov__pb2.ListBundlesRequest.SerializeToString,
+            specgov_dot_proto_dot_v1_dot_specgov__pb2.ListBundlesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UseBundle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specgov.v1.ControllerAdmin/UseBundle',
+            specgov_dot_proto_dot_v1_dot_specgov__pb2.UseBundleRequest.SerializeToString,
+            specgov_dot_proto_dot_v1_dot_specgov__pb2.UseBundleResponse.FromString,
             options,
             channel_credentials,
             insecure,

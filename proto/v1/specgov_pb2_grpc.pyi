@@ -94,6 +94,15 @@ class ControllerAdminStub:
     GetEngine: _grpc.UnaryUnaryMultiCallable[_specgov_pb2.GetEngineRequest, _specgov_pb2.GetEngineResponse]
     SetMode: _grpc.UnaryUnaryMultiCallable[_specgov_pb2.SetModeRequest, _specgov_pb2.SetModeResponse]
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_specgov_pb2.SetPolicyRequest, _specgov_pb2.SetPolicyResponse]
+    RollBackPolicy: _grpc.UnaryUnaryMultiCallable[_specgov_pb2.RollBackPolicyRequest, _specgov_pb2.RollBackPolicyResponse]
+    """Back to the policy before, with what it had learnt."""
+    SetCanary: _grpc.UnaryUnaryMultiCallable[_specgov_pb2.SetCanaryRequest, _specgov_pb2.SetCanaryResponse]
+    """Let a candidate decide a share of an engine's steps, to compare it with the engine's policy."""
+    ListBundles: _grpc.UnaryUnaryMultiCallable[_specgov_pb2.ListBundlesRequest, _specgov_pb2.ListBundlesResponse]
+    """The policy bundles in the sidecar's store. Bundles are named here, never sent: who may write to the store's
+    folder puts them there.
+    """
+    UseBundle: _grpc.UnaryUnaryMultiCallable[_specgov_pb2.UseBundleRequest, _specgov_pb2.UseBundleResponse]
     Watch: _grpc.UnaryStreamMultiCallable[_specgov_pb2.WatchRequest, _specgov_pb2.StepSummary]
     """Per-step summaries, one in `every_steps`, of one engine or of all."""
 
@@ -106,6 +115,15 @@ class ControllerAdminAsyncStub(ControllerAdminStub):
     GetEngine: _aio.UnaryUnaryMultiCallable[_specgov_pb2.GetEngineRequest, _specgov_pb2.GetEngineResponse]  # type: ignore[assignment]
     SetMode: _aio.UnaryUnaryMultiCallable[_specgov_pb2.SetModeRequest, _specgov_pb2.SetModeResponse]  # type: ignore[assignment]
     SetPolicy: _aio.UnaryUnaryMultiCallable[_specgov_pb2.SetPolicyRequest, _specgov_pb2.SetPolicyResponse]  # type: ignore[assignment]
+    RollBackPolicy: _aio.UnaryUnaryMultiCallable[_specgov_pb2.RollBackPolicyRequest, _specgov_pb2.RollBackPolicyResponse]  # type: ignore[assignment]
+    """Back to the policy before, with what it had learnt."""
+    SetCanary: _aio.UnaryUnaryMultiCallable[_specgov_pb2.SetCanaryRequest, _specgov_pb2.SetCanaryResponse]  # type: ignore[assignment]
+    """Let a candidate decide a share of an engine's steps, to compare it with the engine's policy."""
+    ListBundles: _aio.UnaryUnaryMultiCallable[_specgov_pb2.ListBundlesRequest, _specgov_pb2.ListBundlesResponse]  # type: ignore[assignment]
+    """The policy bundles in the sidecar's store. Bundles are named here, never sent: who may write to the store's
+    folder puts them there.
+    """
+    UseBundle: _aio.UnaryUnaryMultiCallable[_specgov_pb2.UseBundleRequest, _specgov_pb2.UseBundleResponse]  # type: ignore[assignment]
     Watch: _aio.UnaryStreamMultiCallable[_specgov_pb2.WatchRequest, _specgov_pb2.StepSummary]  # type: ignore[assignment]
     """Per-step summaries, one in `every_steps`, of one engine or of all."""
 
@@ -139,6 +157,39 @@ class ControllerAdminServicer(metaclass=_abc_1.ABCMeta):
         request: _specgov_pb2.SetPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_specgov_pb2.SetPolicyResponse, _abc.Awaitable[_specgov_pb2.SetPolicyResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RollBackPolicy(
+        self,
+        request: _specgov_pb2.RollBackPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_specgov_pb2.RollBackPolicyResponse, _abc.Awaitable[_specgov_pb2.RollBackPolicyResponse]]:
+        """Back to the policy before, with what it had learnt."""
+
+    @_abc_1.abstractmethod
+    def SetCanary(
+        self,
+        request: _specgov_pb2.SetCanaryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_specgov_pb2.SetCanaryResponse, _abc.Awaitable[_specgov_pb2.SetCanaryResponse]]:
+        """Let a candidate decide a share of an engine's steps, to compare it with the engine's policy."""
+
+    @_abc_1.abstractmethod
+    def ListBundles(
+        self,
+        request: _specgov_pb2.ListBundlesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_specgov_pb2.ListBundlesResponse, _abc.Awaitable[_specgov_pb2.ListBundlesResponse]]:
+        """The policy bundles in the sidecar's store. Bundles are named here, never sent: who may write to the store's
+        folder puts them there.
+        """
+
+    @_abc_1.abstractmethod
+    def UseBundle(
+        self,
+        request: _specgov_pb2.UseBundleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_specgov_pb2.UseBundleResponse, _abc.Awaitable[_specgov_pb2.UseBundleResponse]]: ...
 
     @_abc_1.abstractmethod
     def Watch(
