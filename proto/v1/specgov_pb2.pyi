@@ -68,6 +68,66 @@ REASON_SHADOW: Reason.ValueType  # 7
 """for the record only: the engine must not apply it"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
+class _GuardCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GuardCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GuardCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GUARD_CAUSE_UNSPECIFIED: _GuardCause.ValueType  # 0
+    """it did not step in"""
+    GUARD_CAUSE_IMPOSSIBLE_REPORT: _GuardCause.ValueType  # 1
+    """alarm: a report told of something that cannot have happened"""
+    GUARD_CAUSE_STEP_TIME: _GuardCause.ValueType  # 2
+    """alarm: step times of nothing, or that jump by a large factor"""
+    GUARD_CAUSE_ZERO_ACCEPTANCE: _GuardCause.ValueType  # 3
+    """alarm: not one draft accepted over many verified requests"""
+    GUARD_CAUSE_REPORTS_STOPPED: _GuardCause.ValueType  # 4
+    """alarm: the engine made steps that it did not report"""
+    GUARD_CAUSE_CLOCK_STEPPED: _GuardCause.ValueType  # 5
+    """alarm: the sidecar's clock went back"""
+    GUARD_CAUSE_STALE: _GuardCause.ValueType  # 6
+    """the newest report is too old to decide on"""
+    GUARD_CAUSE_OUTPUT_RATE: _GuardCause.ValueType  # 7
+    """the measured output rate fell short of the baseline's estimate"""
+    GUARD_CAUSE_THRASHING: _GuardCause.ValueType  # 8
+    """too many switches of tier"""
+    GUARD_CAUSE_BUDGET: _GuardCause.ValueType  # 9
+    """the estimated loss against the baseline has used up its allowance"""
+    GUARD_CAUSE_LATENCY: _GuardCause.ValueType  # 10
+    """the tier would break a latency target"""
+    GUARD_CAUSE_POLICY_FAILED: _GuardCause.ValueType  # 11
+    """the policy failed and was set aside"""
+
+class GuardCause(_GuardCause, metaclass=_GuardCauseEnumTypeWrapper):
+    """Why the guard did not send the policy's own choice; what each means is said in docs/guard.md."""
+
+GUARD_CAUSE_UNSPECIFIED: GuardCause.ValueType  # 0
+"""it did not step in"""
+GUARD_CAUSE_IMPOSSIBLE_REPORT: GuardCause.ValueType  # 1
+"""alarm: a report told of something that cannot have happened"""
+GUARD_CAUSE_STEP_TIME: GuardCause.ValueType  # 2
+"""alarm: step times of nothing, or that jump by a large factor"""
+GUARD_CAUSE_ZERO_ACCEPTANCE: GuardCause.ValueType  # 3
+"""alarm: not one draft accepted over many verified requests"""
+GUARD_CAUSE_REPORTS_STOPPED: GuardCause.ValueType  # 4
+"""alarm: the engine made steps that it did not report"""
+GUARD_CAUSE_CLOCK_STEPPED: GuardCause.ValueType  # 5
+"""alarm: the sidecar's clock went back"""
+GUARD_CAUSE_STALE: GuardCause.ValueType  # 6
+"""the newest report is too old to decide on"""
+GUARD_CAUSE_OUTPUT_RATE: GuardCause.ValueType  # 7
+"""the measured output rate fell short of the baseline's estimate"""
+GUARD_CAUSE_THRASHING: GuardCause.ValueType  # 8
+"""too many switches of tier"""
+GUARD_CAUSE_BUDGET: GuardCause.ValueType  # 9
+"""the estimated loss against the baseline has used up its allowance"""
+GUARD_CAUSE_LATENCY: GuardCause.ValueType  # 10
+"""the tier would break a latency target"""
+GUARD_CAUSE_POLICY_FAILED: GuardCause.ValueType  # 11
+"""the policy failed and was set aside"""
+Global___GuardCause: _TypeAlias = GuardCause  # noqa: Y015
+
 class _Mode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -447,6 +507,7 @@ class Decision(_message.Message):
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     PROPENSITY_FIELD_NUMBER: _builtins.int
     ESTIMATES_FIELD_NUMBER: _builtins.int
+    GUARD_CAUSE_FIELD_NUMBER: _builtins.int
     BY_CANDIDATE_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.int
     """grows within a stream, from 1"""
@@ -465,6 +526,8 @@ class Decision(_message.Message):
     policy_version: _builtins.str
     propensity: _builtins.float
     """probability of this choice under the policy; absent = unknown"""
+    guard_cause: Global___GuardCause.ValueType
+    """also in shadow mode, whose reason stays REASON_SHADOW"""
     by_candidate: _builtins.bool
     """made by the candidate of a canary"""
     @_builtins.property
@@ -489,11 +552,12 @@ class Decision(_message.Message):
         policy_version: _builtins.str = ...,
         propensity: _builtins.float | None = ...,
         estimates: _abc.Iterable[Global___TierEstimate] | None = ...,
+        guard_cause: Global___GuardCause.ValueType = ...,
         by_candidate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_propensity", b"_propensity", "propensity", b"propensity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_propensity", b"_propensity", "batch_size_max", b"batch_size_max", "batch_size_min", b"batch_size_min", "by_candidate", b"by_candidate", "decision_id", b"decision_id", "estimates", b"estimates", "known_step_id", b"known_step_id", "neighbours", b"neighbours", "num_steps", b"num_steps", "policy", b"policy", "policy_version", b"policy_version", "propensity", b"propensity", "reason", b"reason", "ttl_ms", b"ttl_ms", "ttl_steps", b"ttl_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_propensity", b"_propensity", "batch_size_max", b"batch_size_max", "batch_size_min", b"batch_size_min", "by_candidate", b"by_candidate", "decision_id", b"decision_id", "estimates", b"estimates", "guard_cause", b"guard_cause", "known_step_id", b"known_step_id", "neighbours", b"neighbours", "num_steps", b"num_steps", "policy", b"policy", "policy_version", b"policy_version", "propensity", b"propensity", "reason", b"reason", "ttl_ms", b"ttl_ms", "ttl_steps", b"ttl_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__propensity: _TypeAlias = _typing.Literal["propensity"]  # noqa: Y015
     _WhichOneofArgType__propensity: _TypeAlias = _typing.Literal["_propensity", b"_propensity"]  # noqa: Y015
@@ -613,12 +677,7 @@ class EngineState(_message.Message):
     LAST_STEP_FIELD_NUMBER: _builtins.int
     DECISION_LAG_STEPS_P50_FIELD_NUMBER: _builtins.int
     POLICY_FAILURE_FIELD_NUMBER: _builtins.int
-    POLICY_TEXT_FIELD_NUMBER: _builtins.int
-    PREVIOUS_POLICY_TEXT_FIELD_NUMBER: _builtins.int
-    TRIAL_STEPS_LEFT_FIELD_NUMBER: _builtins.int
-    ROLLED_BACK_FIELD_NUMBER: _builtins.int
-    CANARY_FIELD_NUMBER: _builtins.int
-    RESTORED_REPORTS_FIELD_NUMBER: _builtins.int
+    GUARD_FIELD_NUMBER: _builtins.int
     connected: _builtins.bool
     mode: Global___Mode.ValueType
     policy: _builtins.str
@@ -632,24 +691,12 @@ class EngineState(_message.Message):
     """Steps between a result that a decision knew and the step that followed it, over the last reports."""
     policy_failure: _builtins.str
     """Why the engine's policy was set aside for a fallback, until it is given a policy again; empty = it was not."""
-    policy_text: _builtins.str
-    """as in `--policy`"""
-    previous_policy_text: _builtins.str
-    """what a rollback returns to; empty = there is nothing"""
-    trial_steps_left: _builtins.int
-    """of a new bundle's trial, in which a failure rolls it back; 0 = none"""
-    rolled_back: _builtins.str
-    """why the sidecar itself rolled the last new policy back; empty = it did not"""
-    restored_reports: _builtins.int
-    """those that the restored estimates rest on; 0 = it started cold"""
     @_builtins.property
     def info(self) -> Global___EngineInfo: ...
     @_builtins.property
     def last_step(self) -> Global___StepSummary: ...
     @_builtins.property
-    def canary(self) -> Global___CanaryState:
-        """absent = there was none"""
-
+    def guard(self) -> Global___GuardState: ...
     def __init__(
         self,
         *,
@@ -666,6 +713,122 @@ class EngineState(_message.Message):
         last_step: Global___StepSummary | None = ...,
         decision_lag_steps_p50: _builtins.float | None = ...,
         policy_failure: _builtins.str = ...,
+        guard: Global___GuardState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "decision_lag_steps_p50", b"decision_lag_steps_p50", "guard", b"guard", "info", b"info", "last_step", b"last_step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "connected", b"connected", "decision_lag_steps_p50", b"decision_lag_steps_p50", "decisions", b"decisions", "guard", b"guard", "info", b"info", "last_step", b"last_step", "mode", b"mode", "policy", b"policy", "policy_failure", b"policy_failure", "policy_version", b"policy_version", "reports", b"reports", "reports_dropped", b"reports_dropped", "reports_rejected", b"reports_rejected", "tier_switches", b"tier_switches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["decision_lag_steps_p50"]  # noqa: Y015
+    _WhichOneofArgType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decision_lag_steps_p50) -> _WhichOneofReturnType__decision_lag_steps_p50 | None: ...
+
+Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
+
+@_typing.final
+class GuardState(_message.Message):
+    """What the guard holds against one engine. Losses are estimated, by the policy's or the guard's model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: _builtins.int
+    BASELINE_FIELD_NUMBER: _builtins.int
+    STANDING_CAUSE_FIELD_NUMBER: _builtins.int
+    CLEARS_AFTER_STEPS_FIELD_NUMBER: _builtins.int
+    LEARNING_FIELD_NUMBER: _builtins.int
+    BUDGET_TOKENS_FIELD_NUMBER: _builtins.int
+    ALLOWANCE_TOKENS_FIELD_NUMBER: _builtins.int
+    ESTIMATED_GAIN_TOKENS_FIELD_NUMBER: _builtins.int
+    ESTIMATED_BASELINE_TOKENS_FIELD_NUMBER: _builtins.int
+    INTERVENTIONS_FIELD_NUMBER: _builtins.int
+    ALARMS_FIELD_NUMBER: _builtins.int
+    SILENT_S_FIELD_NUMBER: _builtins.int
+    enabled: _builtins.bool
+    baseline: _builtins.str
+    """the rule that losses are counted against, as in `--policy`"""
+    standing_cause: Global___GuardCause.ValueType
+    """why the baseline (or the smallest tier) decides now; 0 = it does not"""
+    clears_after_steps: _builtins.int
+    """steps until the standing cause ends, at the earliest"""
+    learning: _builtins.bool
+    """false while an alarm stands: nothing is learnt"""
+    budget_tokens: _builtins.float
+    """estimated tokens that may still be lost against the baseline"""
+    allowance_tokens: _builtins.float
+    """what the budget is at most"""
+    estimated_gain_tokens: _builtins.float
+    """estimated output beyond the baseline's since the guard began"""
+    estimated_baseline_tokens: _builtins.float
+    """the baseline's estimated output in the same time"""
+    silent_s: _builtins.float
+    """since the newest report; absent before the first"""
+    @_builtins.property
+    def interventions(self) -> _containers.RepeatedCompositeFieldContainer[Global___GuardCount]:
+        """decisions that were not the policy's own, by cause"""
+
+    @_builtins.property
+    def alarms(self) -> _containers.RepeatedCompositeFieldContainer[Global___GuardCount]:
+        """times that a cause began to stand"""
+
+    def __init__(
+        self,
+        *,
+        enabled: _builtins.bool = ...,
+        baseline: _builtins.str = ...,
+        standing_cause: Global___GuardCause.ValueType = ...,
+        clears_after_steps: _builtins.int = ...,
+        learning: _builtins.bool = ...,
+        budget_tokens: _builtins.float = ...,
+        allowance_tokens: _builtins.float = ...,
+        estimated_gain_tokens: _builtins.float = ...,
+        estimated_baseline_tokens: _builtins.float = ...,
+        interventions: _abc.Iterable[Global___GuardCount] | None = ...,
+        alarms: _abc.Iterable[Global___GuardCount] | None = ...,
+        silent_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_silent_s", b"_silent_s", "silent_s", b"silent_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_silent_s", b"_silent_s", "alarms", b"alarms", "allowance_tokens", b"allowance_tokens", "baseline", b"baseline", "budget_tokens", b"budget_tokens", "clears_after_steps", b"clears_after_steps", "enabled", b"enabled", "estimated_baseline_tokens", b"estimated_baseline_tokens", "estimated_gain_tokens", b"estimated_gain_tokens", "interventions", b"interventions", "learning", b"learning", "silent_s", b"silent_s", "standing_cause", b"standing_cause"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__silent_s: _TypeAlias = _typing.Literal["silent_s"]  # noqa: Y015
+    _WhichOneofArgType__silent_s: _TypeAlias = _typing.Literal["_silent_s", b"_silent_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__silent_s) -> _WhichOneofReturnType__silent_s | None: ...
+
+Global___GuardState: _TypeAlias = GuardState  # noqa: Y015
+
+@_typing.final
+class GuardCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    POLICY_TEXT_FIELD_NUMBER: _builtins.int
+    PREVIOUS_POLICY_TEXT_FIELD_NUMBER: _builtins.int
+    TRIAL_STEPS_LEFT_FIELD_NUMBER: _builtins.int
+    ROLLED_BACK_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
+    RESTORED_REPORTS_FIELD_NUMBER: _builtins.int
+    cause: Global___GuardCause.ValueType
+    times: _builtins.int
+    policy_text: _builtins.str
+    """as in `--policy`"""
+    previous_policy_text: _builtins.str
+    """what a rollback returns to; empty = there is nothing"""
+    trial_steps_left: _builtins.int
+    """of a new bundle's trial, in which a failure rolls it back; 0 = none"""
+    rolled_back: _builtins.str
+    """why the sidecar itself rolled the last new policy back; empty = it did not"""
+    restored_reports: _builtins.int
+    """those that the restored estimates rest on; 0 = it started cold"""
+    @_builtins.property
+    def canary(self) -> Global___CanaryState:
+        """absent = there was none"""
+
+    def __init__(
+        self,
+        *,
+        cause: Global___GuardCause.ValueType = ...,
+        times: _builtins.int = ...,
         policy_text: _builtins.str = ...,
         previous_policy_text: _builtins.str = ...,
         trial_steps_left: _builtins.int = ...,
@@ -673,15 +836,13 @@ class EngineState(_message.Message):
         canary: Global___CanaryState | None = ...,
         restored_reports: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "canary", b"canary", "decision_lag_steps_p50", b"decision_lag_steps_p50", "info", b"info", "last_step", b"last_step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "canary", b"canary", "connected", b"connected", "decision_lag_steps_p50", b"decision_lag_steps_p50", "decisions", b"decisions", "info", b"info", "last_step", b"last_step", "mode", b"mode", "policy", b"policy", "policy_failure", b"policy_failure", "policy_text", b"policy_text", "policy_version", b"policy_version", "previous_policy_text", b"previous_policy_text", "reports", b"reports", "reports_dropped", b"reports_dropped", "reports_rejected", b"reports_rejected", "restored_reports", b"restored_reports", "rolled_back", b"rolled_back", "tier_switches", b"tier_switches", "trial_steps_left", b"trial_steps_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "cause", b"cause", "policy_text", b"policy_text", "previous_policy_text", b"previous_policy_text", "restored_reports", b"restored_reports", "rolled_back", b"rolled_back", "times", b"times", "trial_steps_left", b"trial_steps_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["decision_lag_steps_p50"]  # noqa: Y015
-    _WhichOneofArgType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__decision_lag_steps_p50) -> _WhichOneofReturnType__decision_lag_steps_p50 | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
+Global___GuardCount: _TypeAlias = GuardCount  # noqa: Y015
 
 @_typing.final
 class CanaryState(_message.Message):
@@ -778,6 +939,7 @@ class StepSummary(_message.Message):
     EXPECTED_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     BASELINE_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_MS_FIELD_NUMBER: _builtins.int
+    GUARD_CAUSE_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     step_id: _builtins.int
     batch_size: _builtins.int
@@ -799,6 +961,8 @@ class StepSummary(_message.Message):
     baseline_tokens_per_s: _builtins.float
     round_trip_ms: _builtins.float
     """from a report to its decision, the newest that the engine measured"""
+    guard_cause: Global___GuardCause.ValueType
+    """of the newest decision"""
     def __init__(
         self,
         *,
@@ -816,10 +980,11 @@ class StepSummary(_message.Message):
         expected_tokens_per_s: _builtins.float | None = ...,
         baseline_tokens_per_s: _builtins.float | None = ...,
         round_trip_ms: _builtins.float | None = ...,
+        guard_cause: Global___GuardCause.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_baseline_tokens_per_s", b"_baseline_tokens_per_s", "_expected_tokens_per_s", b"_expected_tokens_per_s", "_kv_use_ratio", b"_kv_use_ratio", "_output_tokens_per_s", b"_output_tokens_per_s", "_round_trip_ms", b"_round_trip_ms", "_step_ms", b"_step_ms", "baseline_tokens_per_s", b"baseline_tokens_per_s", "expected_tokens_per_s", b"expected_tokens_per_s", "kv_use_ratio", b"kv_use_ratio", "output_tokens_per_s", b"output_tokens_per_s", "round_trip_ms", b"round_trip_ms", "step_ms", b"step_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_baseline_tokens_per_s", b"_baseline_tokens_per_s", "_expected_tokens_per_s", b"_expected_tokens_per_s", "_kv_use_ratio", b"_kv_use_ratio", "_output_tokens_per_s", b"_output_tokens_per_s", "_round_trip_ms", b"_round_trip_ms", "_step_ms", b"_step_ms", "accept_length", b"accept_length", "baseline_tokens_per_s", b"baseline_tokens_per_s", "batch_size", b"batch_size", "decided_num_steps", b"decided_num_steps", "engine_id", b"engine_id", "expected_tokens_per_s", b"expected_tokens_per_s", "kv_use_ratio", b"kv_use_ratio", "num_steps", b"num_steps", "output_tokens_per_s", b"output_tokens_per_s", "reason", b"reason", "round_trip_ms", b"round_trip_ms", "step_id", b"step_id", "step_ms", b"step_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_baseline_tokens_per_s", b"_baseline_tokens_per_s", "_expected_tokens_per_s", b"_expected_tokens_per_s", "_kv_use_ratio", b"_kv_use_ratio", "_output_tokens_per_s", b"_output_tokens_per_s", "_round_trip_ms", b"_round_trip_ms", "_step_ms", b"_step_ms", "accept_length", b"accept_length", "baseline_tokens_per_s", b"baseline_tokens_per_s", "batch_size", b"batch_size", "decided_num_steps", b"decided_num_steps", "engine_id", b"engine_id", "expected_tokens_per_s", b"expected_tokens_per_s", "guard_cause", b"guard_cause", "kv_use_ratio", b"kv_use_ratio", "num_steps", b"num_steps", "output_tokens_per_s", b"output_tokens_per_s", "reason", b"reason", "round_trip_ms", b"round_trip_ms", "step_id", b"step_id", "step_ms", b"step_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__baseline_tokens_per_s: _TypeAlias = _typing.Literal["baseline_tokens_per_s"]  # noqa: Y015
     _WhichOneofArgType__baseline_tokens_per_s: _TypeAlias = _typing.Literal["_baseline_tokens_per_s", b"_baseline_tokens_per_s"]  # noqa: Y015
