@@ -41,7 +41,8 @@ class StepRecord:
     """A step that was reported, with what the report says beside the step itself.
 
     ``lag_steps`` is the number of steps from the newest result that the followed decision knew to this step;
-    None where the step followed none that is remembered.
+    None where the step followed none that is remembered. ``round_trip_ms`` is the engine's own measure, None
+    where it had no new one.
     """
 
     step: StepObservation
@@ -49,6 +50,7 @@ class StepRecord:
     lag_steps: int | None
     engine_rule_num_steps: int | None
     reports_dropped: int
+    round_trip_ms: float | None = None
 
 
 class Engine:
@@ -88,6 +90,7 @@ class Engine:
         self._batch = BatchView(batch_size=1)
         self._last_step_id = 0
         self._generation_offset = 0
+        self._round_trip_ms: float | None = None
         self._last_decision_id = 0
         self._known_step_ids: deque[int] = deque(maxlen=LAG_WINDOW_DECISIONS)
         self._lags: deque[int] = deque(maxlen=LAG_WINDOW_REPORTS)
@@ -138,7 +141,10 @@ class Engine:
         self._batch = BatchView.of(step)
         self.reports += 1
         self.reports_dropped += report.reports_dropped
-        self.last_record = StepRecord(step, report.decision_id, lag, engine_rule, report.reports_dropped)
+        self.last_record = StepRecord(
+            step, report.decision_id, lag, engine_rule, report.reports_dropped, _round_trip_ms(report)
+        )
+        self._round_trip_ms = self.last_record.round_trip_ms or self._round_trip_ms
         if self.mode != pb.MODE_FROZEN and not step.warm_up:
             try:
                 self.policy.observe(step)
@@ -222,6 +228,7 @@ class Engine:
             accept_length=step.output_tokens / len(step.accepted) if len(step.accepted) else 0.0,
             waiting_requests=step.waiting_requests,
             kv_use_ratio=step.kv_use_ratio,
+            round_trip_ms=self._round_trip_ms,
         )
         if step.step_ms is not None:
             summary.step_ms = step.step_ms
@@ -277,6 +284,10 @@ class Engine:
         lag = report.step_id - known_step_id
         self._lags.append(lag)
         return lag
+
+
+def _round_trip_ms(report: pb.StepReport) -> float | None:
+    return 1e-3 * report.round_trip_us if report.HasField("round_trip_us") else None
 
 
 def _said(error: Exception) -> str:

@@ -1,50 +1,48 @@
-"""Prometheus metrics of the sidecar: every name, label and bucket in one place.
+"""Prometheus metrics of the sidecar, in a registry of their own; ``engine_metrics`` has those of each engine.
 
-Labels have few values: reasons, tiers and causes. Engine ids come from outside, so none is a label.
+docs/metrics.md has a row for every metric, and a test compares it with the registry. Labels have few values:
+causes, reasons, tiers, and a bounded number of engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
+from specgov.controller.engine_metrics import EngineMetrics
 from specgov.controller.validation import Cause
-from specgov.proto.v1 import specgov_pb2 as pb
 
 DECISION_SECONDS_BUCKETS = (
     10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 100e-3,
 )  # fmt: skip
 
 
-def reason_label(reason: int) -> str:
-    """``policy`` for ``REASON_POLICY``, and so on."""
-    return pb.Reason.Name(reason).removeprefix("REASON_").lower()  # type: ignore[arg-type]
-
-
 class Metrics:
-    """All metrics, in a registry of their own.
+    """All metrics: the sidecar's own, the process's, and ``engines``, which has those of each engine.
 
     ``connected_engines``, ``engines_on_fallback`` and ``log_rows_dropped`` are read when the endpoint is
     asked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engines: EngineMetrics | None = None) -> None:
         self.registry = CollectorRegistry()
-        self._decisions = Counter(
-            "specgov_decisions_total", "Decisions sent", ["reason", "tier"], registry=self.registry
+        self.engines = EngineMetrics() if engines is None else engines
+        self.registry.register(self.engines)
+        ProcessCollector(registry=self.registry)
+        build = Gauge(
+            "specgov_build_info",
+            "Always 1; the labels say which version runs",
+            ["version", "python", "grpcio"],
+            registry=self.registry,
         )
+        build.labels(version("specgov"), platform.python_version(), version("grpcio")).set(1)
         self._rejected = Counter(
             "specgov_messages_rejected_total", "Messages rejected", ["cause"], registry=self.registry
-        )
-        self.reports = Counter("specgov_reports_total", "Step reports accepted", registry=self.registry)
-        self.reports_dropped = Counter(
-            "specgov_reports_dropped_total", "Step reports that engines dropped", registry=self.registry
-        )
-        self.tier_switches = Counter(
-            "specgov_tier_switches_total",
-            "Decisions for another tier than the engine's decision before",
-            registry=self.registry,
         )
         self.streams = Counter("specgov_streams_total", "Streams that were accepted", registry=self.registry)
         self.streams_superseded = Counter(
@@ -69,22 +67,13 @@ class Metrics:
             "Engines whose policy failed and was set aside",
             registry=self.registry,
         )
-        self._log_rows_dropped = Gauge(
+        self._log_rows_dropped = _CounterElsewhere(
             "specgov_decision_log_rows_dropped",
-            "Decision log rows lost since the start, because the disk failed or was slow",
-            registry=self.registry,
+            "Decision log rows lost, because the disk failed or was slow",
         )
-        self._decision_counters: dict[tuple[int, int], Counter] = {}
+        self.registry.register(self._log_rows_dropped)
         for cause in Cause:
             self._rejected.labels(cause.value)
-
-    def count_decision(self, reason: int, tier: int) -> None:
-        """Count a decision."""
-        counter = self._decision_counters.get((reason, tier))
-        if counter is None:
-            counter = self._decisions.labels(reason_label(reason), str(tier))
-            self._decision_counters[reason, tier] = counter
-        counter.inc()
 
     def count_rejected(self, cause: Cause) -> None:
         """Count a rejected message."""
@@ -99,4 +88,16 @@ class Metrics:
         """Where the values that are read on demand come from."""
         self._connected_engines.set_function(connected_engines)
         self._engines_on_fallback.set_function(engines_on_fallback)
-        self._log_rows_dropped.set_function(log_rows_dropped)
+        self._log_rows_dropped.read = log_rows_dropped
+
+
+class _CounterElsewhere(Collector):
+    """A counter whose count is kept by something else, and read when the endpoint is asked."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name, self._documentation = name, documentation
+        self.read: Callable[[], int] = lambda: 0
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The counter."""
+        yield CounterMetricFamily(self._name, self._documentation, value=self.read())

@@ -186,6 +186,7 @@ class Session:
             self._telemetry.stepped(engine, records, decision)
         if decision is not None:
             self._telemetry.decided(
+                engine,
                 decision,
                 switched=engine.tier_switches > switches,
                 seconds=self._telemetry.timer() - started_s,

@@ -34,6 +34,7 @@ class Telemetry:
     def connected(self, engine: Engine, *, superseded: bool) -> None:
         """A stream was accepted."""
         self.metrics.streams.inc()
+        self.metrics.engines.connected(engine)
         if superseded:
             self.metrics.streams_superseded.inc()
         if self.decision_log is not None:
@@ -60,21 +61,16 @@ class Telemetry:
         """Steps were observed, and ``decision`` (None: none) came of them; the engine's lock is held."""
         if not records:
             return
-        self.metrics.reports.inc(len(records))
-        dropped = sum(record.reports_dropped for record in records)
-        if dropped:
-            self.metrics.reports_dropped.inc(dropped)
+        self.metrics.engines.stepped(engine, records)
         if self.decision_log is not None:
             self.decision_log.steps(engine.info.engine_id, records, decision, engine.mode)
         if self.watchers.all:
             self._show(engine, records)
 
-    def decided(self, decision: pb.Decision, *, switched: bool, seconds: float) -> None:
+    def decided(self, engine: Engine, decision: pb.Decision, *, switched: bool, seconds: float) -> None:
         """A decision was made."""
-        self.metrics.count_decision(decision.reason, decision.num_steps)
+        self.metrics.engines.decided(engine, decision, switched=switched)
         self.metrics.decision_seconds.observe(seconds)
-        if switched:
-            self.metrics.tier_switches.inc()
 
     def _show(self, engine: Engine, records: Sequence[StepRecord]) -> None:
         for record in records:

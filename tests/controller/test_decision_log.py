@@ -247,7 +247,7 @@ def test_a_failing_disk_does_not_stop_decisions(start: Make, make_report: Make, 
         stream.send(make_report(step_id))
         stream.decision_that_knows(step_id)
     sidecar.sidecar.stop()
-    assert sidecar.metric("specgov_decision_log_rows_dropped") == 50  # 49 steps and the engine's row
+    assert sidecar.metric("specgov_decision_log_rows_dropped_total") == 50  # 49 steps and the engine's row
 
 
 def test_a_probability_that_is_no_number_is_null(tmp_path: Path, record: Make) -> None:

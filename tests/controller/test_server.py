@@ -97,11 +97,12 @@ def test_metrics_values(start: Make, make_report: Make) -> None:
     stream.send(make_report(2), make_report(3, batch_size=2, accepted_drafts=b"", slots_u16le=b"",
                                             slot_generations_u8=b"", sum_seq_len_tokens=0))  # fmt: skip
     stream.decision_that_knows(3)
-    assert sidecar.metric("specgov_decisions_total", reason="policy", tier="5") == 2
-    assert sidecar.metric("specgov_decisions_total", reason="policy", tier="0") == 2
-    assert sidecar.metric("specgov_tier_switches_total") == 2
-    assert sidecar.metric("specgov_reports_total") == 3
-    assert sidecar.metric("specgov_reports_dropped_total") == 4
+    of = {"engine": "engine-1"}
+    assert sidecar.metric("specgov_decisions_total", reason="policy", tier="5", **of) == 2
+    assert sidecar.metric("specgov_decisions_total", reason="policy", tier="0", **of) == 2
+    assert sidecar.metric("specgov_tier_switches_total", **of) == 2
+    assert sidecar.metric("specgov_steps_total", tier="3", **of) == 3
+    assert sidecar.metric("specgov_reports_dropped_total", **of) == 4
     assert sidecar.metric("specgov_messages_rejected_total", cause="step_id_not_new") == 1
     assert sidecar.metric("specgov_messages_rejected_total", cause="bad_tiers") == 0
     assert sidecar.metric("specgov_decision_seconds_count") == 4
@@ -116,7 +117,7 @@ def test_metrics_endpoint(start: Make) -> None:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as response:
         text = response.read().decode()
     assert "specgov_connected_engines 1.0" in text
-    assert 'specgov_decisions_total{reason="policy",tier="5"} 1.0' in text
+    assert 'specgov_decisions_total{engine="engine-1",reason="policy",tier="5"} 1.0' in text
 
 
 def test_metrics_port_is_busy(start: Make, tmp_path: Path) -> None:

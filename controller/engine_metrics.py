@@ -1,0 +1,286 @@
+"""What is counted of each engine, and shown to Prometheus when it asks.
+
+Engine ids come from outside, so only ``MAX_ENGINES`` of them become labels; the engines beyond share one,
+``OVERFLOW``. An engine keeps its label while it is away, until a connected one needs it; the series then end,
+and begin at 0 should it come back.
+
+A step costs some additions to plain numbers under a lock of the label's own. Prometheus' types are only made
+when the endpoint is asked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from specgov.proto.v1 import specgov_pb2 as pb
+
+if TYPE_CHECKING:
+    from specgov.controller.engine import Engine, StepRecord
+
+MAX_ENGINES = 64
+OVERFLOW = "_other"
+"""The label that engines beyond the limit share. They have counters, and no gauges."""
+
+LAG_STEPS_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+ROUND_TRIP_SECONDS_BUCKETS = (0.2e-3, 0.5e-3, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 1.0)
+
+MODES = {number: name.removeprefix("MODE_").lower() for name, number in pb.Mode.items() if number}
+
+
+def reason_label(reason: int) -> str:
+    """``policy`` for ``REASON_POLICY``, and so on."""
+    return pb.Reason.Name(reason).removeprefix("REASON_").lower()  # type: ignore[arg-type]
+
+
+class _Histogram:
+    """Counts of values in buckets whose upper ends are ``bounds``, ends included."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Each bucket's upper end, as text, with the count of all values up to it."""
+        ends = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        return list(zip(ends, map(float, accumulate(self._counts)), strict=True))
+
+
+class Tally:
+    """What is counted under one label. Use every method and attribute with ``lock`` held."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.steps: dict[int, int] = defaultdict(int)  # by the tier that ran, as the next two
+        self.request_steps: dict[int, int] = defaultdict(int)
+        self.output_tokens: dict[int, int] = defaultdict(int)
+        self.timed_steps = 0
+        self.step_seconds = 0.0
+        self.steps_by_own_rule = 0
+        self.reports_dropped = 0
+        self.decisions: dict[tuple[int, int], int] = defaultdict(int)  # by reason and tier
+        self.tier_switches = 0
+        self.last_report_s = 0.0
+        self.lag_steps = _Histogram(LAG_STEPS_BUCKETS)
+        self.round_trip_seconds = _Histogram(ROUND_TRIP_SECONDS_BUCKETS)
+
+    def add_step(self, record: StepRecord) -> None:
+        """Count a step that was reported."""
+        step = record.step
+        self.steps[step.num_steps] += 1
+        self.request_steps[step.num_steps] += len(step.accepted)
+        self.output_tokens[step.num_steps] += step.output_tokens
+        if step.step_ms is not None:
+            self.timed_steps += 1
+            self.step_seconds += 1e-3 * step.step_ms
+        self.steps_by_own_rule += record.followed_decision_id == 0
+        self.reports_dropped += record.reports_dropped
+        if record.lag_steps is not None:
+            self.lag_steps.add(record.lag_steps)
+        if record.round_trip_ms is not None:
+            self.round_trip_seconds.add(1e-3 * record.round_trip_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Labelled:
+    engine: Engine
+    tally: Tally
+
+
+class EngineMetrics(Collector):
+    """Tallies by engine, and the families that they make; ``wall_clock`` gives seconds since 1970."""
+
+    def __init__(self, max_engines: int = MAX_ENGINES, wall_clock: Callable[[], float] = time.time) -> None:
+        self._max_engines = max_engines
+        self._wall_clock = wall_clock
+        self._lock = threading.Lock()
+        self._labelled: dict[str, _Labelled] = {}  # the longest connected first
+        self._overflow = Tally()
+
+    def connected(self, engine: Engine) -> None:
+        """Give an engine that came a label, if there is one."""
+        engine_id = engine.info.engine_id
+        with self._lock:
+            known = self._labelled.pop(engine_id, None)
+            if known is None and not self._has_room():
+                return
+            self._labelled[engine_id] = _Labelled(engine, known.tally if known else Tally())
+
+    def stepped(self, engine: Engine, records: Sequence[StepRecord]) -> None:
+        """Count steps that an engine reported."""
+        tally = self._tally(engine)
+        with tally.lock:
+            for record in records:
+                tally.add_step(record)
+            tally.last_report_s = self._wall_clock()
+
+    def decided(self, engine: Engine, decision: pb.Decision, *, switched: bool) -> None:
+        """Count a decision for an engine."""
+        tally = self._tally(engine)
+        with tally.lock:
+            tally.decisions[decision.reason, decision.num_steps] += 1
+            tally.tier_switches += switched
+
+    def _tally(self, engine: Engine) -> Tally:
+        labelled = self._labelled.get(engine.info.engine_id)
+        return self._overflow if labelled is None else labelled.tally
+
+    def _has_room(self) -> bool:
+        """Whether a label is free, or an engine that is away can give its own up."""
+        if len(self._labelled) < self._max_engines:
+            return True
+        away = (name for name, one in self._labelled.items() if one.engine.session is None)
+        longest_away = next(away, None)
+        return longest_away is not None and self._labelled.pop(longest_away) is not None
+
+    def collect(
+        self,
+    ) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | SummaryMetricFamily]:
+        """Everything, as Prometheus wants it."""
+        with self._lock:
+            labelled = dict(self._labelled)
+        yield from _gauges({name: one.engine for name, one in labelled.items()})
+        tallies = {name: one.tally for name, one in labelled.items()}
+        yield from _counts(tallies | ({OVERFLOW: self._overflow} if self._overflow.decisions else {}))
+
+
+def _gauges(engines: dict[str, Engine]) -> Iterator[GaugeMetricFamily]:
+    """What the engines are like now."""
+    info = GaugeMetricFamily(
+        "specgov_engine_info",
+        "Always 1; the labels say what the engine and its policy are",
+        labels=[
+            "engine",
+            "model",
+            "draft",
+            "gpu",
+            "engine_type",
+            "engine_version",
+            "policy",
+            "policy_version",
+        ],
+    )
+    connected = GaugeMetricFamily(
+        "specgov_engine_connected", "1 while the engine has a stream", labels=["engine"]
+    )
+    mode = GaugeMetricFamily(
+        "specgov_engine_mode", "1 for the engine's mode, 0 for the others", labels=["engine", "mode"]
+    )
+    failed = GaugeMetricFamily(
+        "specgov_engine_policy_failed",
+        "1 while the engine gets its smallest tier, because its policy failed",
+        labels=["engine"],
+    )
+    batch = GaugeMetricFamily("specgov_batch_size", "Running requests in the newest step", labels=["engine"])
+    waiting = GaugeMetricFamily(
+        "specgov_waiting_requests", "Requests that waited at the newest step", labels=["engine"]
+    )
+    kv_use = GaugeMetricFamily(
+        "specgov_kv_use_ratio", "Share of the KV cache in use at the newest step", labels=["engine"]
+    )
+    for name, engine in engines.items():
+        about, policy = engine.info, engine.policy
+        texts = (about.model, about.draft, about.gpu, about.engine, about.engine_version)
+        info.add_metric([name, *texts, policy.name, policy.version], 1)
+        connected.add_metric([name], engine.session is not None)
+        for number, word in MODES.items():
+            mode.add_metric([name, word], engine.mode == number)
+        failed.add_metric([name], bool(engine.policy_failure))
+        if engine.last_record is not None:
+            step = engine.last_record.step
+            batch.add_metric([name], step.batch_size)
+            waiting.add_metric([name], step.waiting_requests)
+            if step.kv_use_ratio is not None:
+                kv_use.add_metric([name], step.kv_use_ratio)
+    yield from (info, connected, mode, failed, batch, waiting, kv_use)
+
+
+def _counts(
+    tallies: dict[str, Tally],
+) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | SummaryMetricFamily]:
+    """What was counted."""
+    by_tier = {
+        "steps": CounterMetricFamily(
+            "specgov_steps", "Decode steps reported, by the tier that ran", labels=["engine", "tier"]
+        ),
+        "request_steps": CounterMetricFamily(
+            "specgov_request_steps",
+            "Live requests summed over the steps, by the tier that ran",
+            labels=["engine", "tier"],
+        ),
+        "output_tokens": CounterMetricFamily(
+            "specgov_output_tokens",
+            "Output tokens of the reported steps, by the tier that ran",
+            labels=["engine", "tier"],
+        ),
+    }
+    step_seconds = SummaryMetricFamily(
+        "specgov_step_seconds", "Duration of the steps whose time is valid", labels=["engine"]
+    )
+    plain = {
+        "steps_by_own_rule": CounterMetricFamily(
+            "specgov_steps_by_own_rule",
+            "Steps that followed the engine's own rule and no decision of the sidecar",
+            labels=["engine"],
+        ),
+        "reports_dropped": CounterMetricFamily(
+            "specgov_reports_dropped", "Step reports that the engine dropped", labels=["engine"]
+        ),
+        "tier_switches": CounterMetricFamily(
+            "specgov_tier_switches",
+            "Decisions for another tier than the engine's decision before",
+            labels=["engine"],
+        ),
+    }
+    decisions = CounterMetricFamily(
+        "specgov_decisions", "Decisions sent, by reason and chosen tier", labels=["engine", "reason", "tier"]
+    )
+    last_report = GaugeMetricFamily(
+        "specgov_last_report_timestamp_seconds", "When the newest report came, since 1970", labels=["engine"]
+    )
+    lag = HistogramMetricFamily(
+        "specgov_decision_lag_steps",
+        "Steps from the newest result that a decision knew to the step that followed it",
+        labels=["engine"],
+    )
+    round_trip = HistogramMetricFamily(
+        "specgov_round_trip_seconds",
+        "From sending a report to its decision, as the engine's client measured it",
+        labels=["engine"],
+    )
+    for name, tally in tallies.items():
+        with tally.lock:
+            for attribute, family in by_tier.items():
+                for tier, count in getattr(tally, attribute).items():
+                    family.add_metric([name, str(tier)], count)
+            for attribute, family in plain.items():
+                family.add_metric([name], getattr(tally, attribute))
+            for (reason, tier), count in tally.decisions.items():
+                decisions.add_metric([name, reason_label(reason), str(tier)], count)
+            step_seconds.add_metric([name], count_value=tally.timed_steps, sum_value=tally.step_seconds)
+            if tally.last_report_s:
+                last_report.add_metric([name], tally.last_report_s)
+            lag.add_metric([name], buckets=tally.lag_steps.buckets(), sum_value=tally.lag_steps.sum)
+            round_trip.add_metric(
+                [name], buckets=tally.round_trip_seconds.buckets(), sum_value=tally.round_trip_seconds.sum
+            )
+    yield from (*by_tier.values(), step_seconds, *plain.values(), decisions, last_report, lag, round_trip)
