@@ -137,7 +137,7 @@ class Stream:
             log.warning("no stream to the sidecar at %s (%s); trying again", self._target, error)
 
     def _exchange(self, stub: pb_grpc.SpeculationControllerStub) -> None:
-        sender = Sender(self._info, self._mailbox, self.counters)
+        sender = Sender(self._info, self._mailbox, self.counters, self._clock)
         with self._lock:
             if self._ending.is_set():
                 return
@@ -172,4 +172,5 @@ class Stream:
         if decision is None or decision.known_step_id > self.counters.sent_step_id:
             self.counters.decisions_rejected += 1
             return
+        self.counters.decided(decision.known_step_id, received_s)
         self._mailbox.hold(decision, self._limits.max_ttl_steps, self._limits.max_ttl_s)

@@ -144,7 +144,8 @@ class Engine:
         self.last_record = StepRecord(
             step, report.decision_id, lag, engine_rule, report.reports_dropped, _round_trip_ms(report)
         )
-        self._round_trip_ms = self.last_record.round_trip_ms or self._round_trip_ms
+        if self.last_record.round_trip_ms is not None:
+            self._round_trip_ms = self.last_record.round_trip_ms
         if self.mode != pb.MODE_FROZEN and not step.warm_up:
             try:
                 self.policy.observe(step)
@@ -287,7 +288,7 @@ class Engine:
 
 
 def _round_trip_ms(report: pb.StepReport) -> float | None:
-    return 1e-3 * report.round_trip_us if report.HasField("round_trip_us") else None
+    return report.round_trip_us / 1000.0 if report.HasField("round_trip_us") else None
 
 
 def _said(error: Exception) -> str:

@@ -28,7 +28,7 @@ def submit(mailbox: Mailbox, report: Report) -> None:
 
 def drain(mailbox: Mailbox, counters: Counters) -> list[pb.EngineMessage]:
     """All that a new stream sends of what is queued now, without EngineInfo."""
-    sender = Sender(INFO, mailbox, counters)
+    sender = Sender(INFO, mailbox, counters, lambda: 0.0)
     sender.finish()
     info, *rest = sender.messages()
     assert info == INFO
@@ -71,7 +71,7 @@ def test_the_newest_reports_are_sent_in_order_and_every_drop_is_counted(
 @given(queue_size=st.integers(1, 8), operations=st.lists(st.sampled_from(["submit", "send"]), max_size=100))
 def test_sent_dropped_and_queued_add_up_at_every_moment(queue_size: int, operations: list[str]) -> None:
     mailbox, counters = Mailbox(queue_size), Counters()
-    messages = Sender(INFO, mailbox, counters).messages()
+    messages = Sender(INFO, mailbox, counters, lambda: 0.0).messages()
     assert next(messages) == INFO
     dropped = 0
     for operation in operations:
@@ -160,7 +160,8 @@ def test_every_field_reaches_the_wire() -> None:
         reports_dropped=15,
         engine_rule_num_steps=0,
     )
-    assert len(Report._fields) == len(pb.StepReport.DESCRIPTOR.fields) - 1  # all but reports_dropped
+    own = {"reports_dropped", "round_trip_us"}  # the stream's, not the engine's
+    assert len(Report._fields) == len(pb.StepReport.DESCRIPTOR.fields) - len(own)
 
 
 def test_what_is_not_known_stays_absent() -> None:

@@ -313,3 +313,42 @@ def test_arguments_that_cannot_be_are_refused(info: pb.EngineInfo) -> None:
         StreamClient("localhost:1", info, queue_size=0)
     with pytest.raises(ClientError, match="tiers"):
         StreamClient("localhost:1", pb.EngineInfo())
+
+
+def test_a_report_tells_how_long_the_last_decision_took(
+    sidecar: Any, make_client: MakeClient, clock: Any
+) -> None:
+    proceed = threading.Semaphore(0)
+
+    def after_a_sign(messages: Any, context: grpc.ServicerContext) -> Iterator[pb.Decision]:
+        for message in messages:
+            if message.HasField("report") and message.report.step_id != 2:
+                proceed.acquire()
+                yield decision(message.report.step_id)
+
+    sidecar.behaviour = after_a_sign
+    client = make_client(clock=clock)
+    sidecar.next_message()  # the info
+
+    def report(step_id: int) -> pb.StepReport:
+        client.submit(Report(step_id, 1, 3))
+        return sidecar.next_report()
+
+    def answered_after(seconds: float, step_id: int) -> None:
+        clock.advance(seconds)
+        proceed.release()
+        assert client.wait_for_step(step_id, WAIT_S) is not None
+
+    assert not report(1).HasField("round_trip_us")
+    answered_after(0.0015, 1)
+    assert report(2).round_trip_us == 1500
+    # 2 is never answered by itself: the decision that knows 3 is its answer too, 4 + 3 ms after it was sent.
+    clock.advance(0.004)
+    assert not report(3).HasField("round_trip_us")
+    answered_after(0.003, 3)
+    assert report(4).round_trip_us == 7000
+    answered_after(10.5, 4)  # so late that it answers nothing
+    assert not report(5).HasField("round_trip_us")
+    answered_after(0.001, 5)
+    assert report(6).round_trip_us == 1000
+    proceed.release()

@@ -21,7 +21,7 @@ def test_no_engines(start: Make) -> None:
 def test_state(start: Make, make_report: Make) -> None:
     sidecar = start()
     stream = sidecar.stream(model="llama")
-    stream.send(make_report(1, reports_dropped=2, waiting_requests=3, kv_use_ratio=0.5))
+    stream.send(make_report(1, reports_dropped=2, waiting_requests=3, kv_use_ratio=0.5, round_trip_us=700))
     stream.decision()
     sidecar.stream(engine_id="a-second")
     listed = sidecar.admin.ListEngines(pb.ListEnginesRequest(), timeout=60).engines
@@ -47,8 +47,22 @@ def test_state(start: Make, make_report: Make) -> None:
         reason=pb.REASON_POLICY,
         waiting_requests=3,
         kv_use_ratio=0.5,
+        round_trip_ms=0.7,
     )
     assert not state.HasField("decision_lag_steps_p50")
+
+
+def test_the_newest_round_trip_is_kept_until_there_is_a_newer_one(start: Make, make_report: Make) -> None:
+    sidecar = start()
+    stream = sidecar.stream()
+    seen = []
+    for step_id, measured in enumerate(({}, {"round_trip_us": 900}, {}, {"round_trip_us": 0}), start=1):
+        stream.send(make_report(step_id, **measured))
+        stream.decision_that_knows(step_id)
+        step = sidecar.state().last_step
+        seen.append(step.round_trip_ms if step.HasField("round_trip_ms") else None)
+    assert seen == [None, 0.9, 0.9, 0.0]
+    assert sidecar.metric("specgov_round_trip_seconds_count", engine="engine-1") == 2
 
 
 def test_last_decisions_and_estimates(start: Make, make_report: Make) -> None:
