@@ -14,13 +14,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from specgov.controller.listen import ListenError, parse_address, parse_tcp_address
-from specgov.controller.profiles import cached_profile
+from specgov.controller.profiles import AUTO, NO_PROFILE, cached_profile
 from specgov.policies.registry import parse_policy
 
 DEFAULT_POLICY = "greedy"
 """The policy of engines for which none is named."""
-DEFAULT_PROFILE = "h200-llama-3.1-8b"
-"""The step-time profile that rules start from where none is named."""
 
 MODES = ("active", "shadow", "frozen", "off")
 
@@ -75,7 +73,11 @@ class ServeConfig(_Section):
     policy: str = Field(
         default=DEFAULT_POLICY, description="policy of engines that get no other, as in threshold:32:3"
     )
-    profile: str = Field(default=DEFAULT_PROFILE, description="step-time profile where an engine names none")
+    profile: str = Field(
+        default=AUTO,
+        description="step-time profile where an engine names none: a name, a file, none, or auto = the "
+        "bundled one of its GPU and model, if any",
+    )
     mode: Literal["active", "shadow", "frozen", "off"] = Field(
         default="active", description="mode of new engines"
     )
@@ -102,7 +104,8 @@ class ServeConfig(_Section):
     @field_validator("profile")
     @classmethod
     def _profile_can_be_read(cls, name: str) -> str:
-        cached_profile(name)
+        if name not in (AUTO, NO_PROFILE):
+            cached_profile(name)
         return name
 
     @field_validator("listen", "metrics")

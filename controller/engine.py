@@ -100,7 +100,7 @@ class Engine:
         """Give the engine to a new stream; returns the stream that had it, if any.
 
         A new boot restarts the step count. The rule and its estimates stay, unless the engine can do other
-        things than before.
+        things than before or serves another model, draft or GPU: what was learnt says nothing of those.
 
         Raises:
             PolicyError: the policy cannot be used on this engine any more.
@@ -109,7 +109,7 @@ class Engine:
         """
         before = (self.info, self.spec)
         self.info, self.spec = info, spec
-        if (info.profile, spec) != (before[0].profile, before[1]):
+        if (_nature(info), spec) != (_nature(before[0]), before[1]):
             try:
                 self._use_policy(self.policy_text)
             except ValueError:
@@ -244,7 +244,7 @@ class Engine:
             engine=self.spec,
             rng=self._rng,
             clock=self._clock,
-            step_time=step_time_for(self.info.profile, self._config.profile, self.spec.graph_batch_sizes),
+            step_time=step_time_for(self.info, self._config.profile, self.spec.graph_batch_sizes),
         )
         # Who may set a policy may not thereby open files; who starts the sidecar may.
         self._install(make_policy(text, context, files=text == self._config.policy))
@@ -289,6 +289,11 @@ class Engine:
 
 def _round_trip_ms(report: pb.StepReport) -> float | None:
     return report.round_trip_us / 1000.0 if report.HasField("round_trip_us") else None
+
+
+def _nature(info: pb.EngineInfo) -> tuple[str, str, str, int, str]:
+    """What an engine's estimates are about."""
+    return info.model, info.draft, info.gpu, info.tensor_parallel_size, info.profile
 
 
 def _said(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Step-time profiles by name, read once."""
+"""Step-time profiles by name, read once, and the one that an engine's rule starts from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from functools import lru_cache
 from specgov.controller.validation import Cause, RejectedMessage
 from specgov.policies.profile import Profile, load_profile, profile_names
 from specgov.policies.types import StepTime
+from specgov.proto.v1 import specgov_pb2 as pb
+
+AUTO = "auto"
+"""The bundled profile that was made on such an engine, none where there is no such profile."""
+NO_PROFILE = "none"
+"""Step times are learnt from nothing. That is better than another model's (docs/policies.md)."""
+DEFAULT_PROFILE = "h200-llama-3.1-8b"
+"""For single questions, which need one, where neither they nor the configuration name it."""
 
 
 @lru_cache(maxsize=64)
@@ -35,14 +43,40 @@ def profile_from_wire(name: str, configured: str) -> Profile:
             f"there is no profile {name!r}; there are {', '.join(profile_names())}, and an empty name for "
             "the sidecar's own",
         )
-    return cached_profile(name or configured)
+    wanted = name or configured
+    return cached_profile(DEFAULT_PROFILE if wanted in (AUTO, NO_PROFILE) else wanted)
 
 
-def step_time_for(name: str, configured: str, graph_batch_sizes: tuple[int, ...]) -> StepTime:
-    """Step times of the profile that an engine names, or of the sidecar's own, at the engine's graph sizes.
+def step_time_for(
+    info: pb.EngineInfo, configured: str, graph_batch_sizes: tuple[int, ...]
+) -> StepTime | None:
+    """Step times that the engine's rule starts from, at the engine's graph sizes; None: from nothing.
+
+    They are those of the profile that the engine names, else of the configured one.
 
     Raises:
         RejectedMessage: there is no such profile.
 
     """
-    return profile_from_wire(name, configured).step_time.with_graph_batch_sizes(graph_batch_sizes)
+    name = info.profile or configured
+    if name == NO_PROFILE:
+        return None
+    profile = bundled_profile_for(info) if name == AUTO else profile_from_wire(info.profile, configured)
+    return None if profile is None else profile.step_time.with_graph_batch_sizes(graph_batch_sizes)
+
+
+def bundled_profile_for(info: pb.EngineInfo) -> Profile | None:
+    """The bundled profile of this GPU, model and tensor parallelism, None if there is none.
+
+    The engine's own words hold more than the profile's: ``NVIDIA H200`` for ``H200``, and for
+    ``llama-3.1-8b`` a path or a hub's name that ends in ``Llama-3.1-8B-Instruct``.
+    """
+    model = info.model.rstrip("/").rpartition("/")[2].lower()
+    for profile in map(cached_profile, profile_names()):
+        if (
+            profile.hardware.lower() in info.gpu.lower().split()
+            and model.startswith(profile.model)
+            and info.tensor_parallel_size == profile.tensor_parallel_size
+        ):
+            return profile
+    return None

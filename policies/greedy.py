@@ -22,7 +22,8 @@ Frazier, Powell and Dayanik, "A knowledge-gradient policy for sequential informa
 Control Optim. 2008.
 Regimes: any batch, mix and hardware, with or without a profile; near the per-step optimum where a step's
 choice has no later effect (warm draft KV, cheap switches), and blind to queues and latency targets.
-Defaults: see ``Config``; margins are relative, intervals in steps.
+Defaults: see ``Config``; margins are relative, intervals in steps; ``memory`` multiplies the time for which the
+estimators' evidence counts.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Greedy:
         blind_steps: int = 25
         largest_blind_steps: int = 200
         cold_draft_margin: float = 0.03
+        memory: float = 1.0
 
         def __post_init__(self) -> None:
             if not 0 <= self.margin <= self.largest_margin < 1:
@@ -72,6 +74,8 @@ class Greedy:
                 raise PolicyError(f"probe_every_steps must be 1 or more, not {self.probe_every_steps}")
             if not self.blind_cost > 0:
                 raise PolicyError(f"blind_cost must be above 0, not {self.blind_cost}")
+            if not 0.01 <= self.memory <= 100:
+                raise PolicyError(f"memory must lie in 0.01..100, not {self.memory}")
             for name in ("doubt", "horizon_steps", "cold_draft_margin"):
                 if getattr(self, name) < 0:
                     raise PolicyError(f"{name} must be 0 or more, not {getattr(self, name)}")
@@ -79,7 +83,7 @@ class Greedy:
     def __init__(self, context: PolicyContext, config: Config) -> None:
         self._config = config
         self._engine = context.engine
-        self.model = RateModel(context, config.cold_draft_margin)
+        self.model = RateModel(context, config.cold_draft_margin, config.memory)
         self._current = np.full(len(self.model.cost.batch_sizes), -1, dtype=np.intp)
         self._rows = np.arange(len(self._current))
         self._rates: Rates | None = None

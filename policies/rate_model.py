@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specgov.policies.acceptance import AcceptanceEstimator
-from specgov.policies.cost import CostEstimator
+from specgov.policies.acceptance import AcceptanceConfig, AcceptanceEstimator
+from specgov.policies.cost import CostConfig, CostEstimator
 from specgov.policies.tiers import tier_ranges
 from specgov.policies.types import BatchView, PolicyContext, StepObservation, TierRange
 
@@ -36,18 +36,29 @@ class RateModel:
 
     Args: context: the engine and its profile. cold_draft_margin: what tier 0 is charged, in log rate, on
         engines whose draft KV cache goes cold there: acceptance of the running requests then suffers until
-        they end.
+        they end. memory: how long evidence counts, as a multiple of the estimators' own memories.
 
     Attributes: tiers: of the engine, shape (tiers,). is_probed: which of them may be tried for the sake of
         learning: not tier 0 where one step there costs every running request acceptance.
 
     """
 
-    def __init__(self, context: PolicyContext, cold_draft_margin: float) -> None:
+    def __init__(self, context: PolicyContext, cold_draft_margin: float, memory: float = 1.0) -> None:
         self._engine = context.engine
         self.tiers = np.asarray(context.engine.tiers)
-        self.acceptance = AcceptanceEstimator(max(int(self.tiers[-1]), 1))
-        self.cost = CostEstimator(context.engine, context.step_time)
+        acceptance, cost = AcceptanceConfig(), CostConfig()
+        self.acceptance = AcceptanceEstimator(
+            max(int(self.tiers[-1]), 1),
+            replace(
+                acceptance,
+                request_memory_steps=acceptance.request_memory_steps * memory,
+                anonymous_memory_steps=acceptance.anonymous_memory_steps * memory,
+                server_memory_steps=acceptance.server_memory_steps * memory,
+            ),
+        )
+        self.cost = CostEstimator(
+            context.engine, context.step_time, replace(cost, memory_steps=cost.memory_steps * memory)
+        )
         self.is_probed = (self.tiers > 0) | context.engine.draft_kv_stays_warm
         self._of_tiers = np.ix_(self.tiers, self.tiers)
         self._charge = np.where(

@@ -266,6 +266,19 @@ def test_engine_with_other_tiers_gets_a_fresh_rule(bench: Bench) -> None:
     assert bench.rule.observed == []
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"model": "another"}, {"draft": "another"}, {"gpu": "another"}, {"tensor_parallel_size": 8}],
+    ids=lambda other: next(iter(other)),
+)
+def test_engine_that_serves_something_else_gets_a_fresh_rule(bench: Bench, other: dict[str, Any]) -> None:
+    session, decisions = bench.connect()
+    bench.report(session, 1)
+    next(decisions)
+    bench.connect(boot_id="boot-2", **other)
+    assert bench.rule.observed == []
+
+
 def test_superseded_session_observes_nothing_more(bench: Bench) -> None:
     older, decisions = bench.connect()
     newer, _newer_decisions = bench.connect()

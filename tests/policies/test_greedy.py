@@ -3,6 +3,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from specgov.policies.acceptance import AcceptanceConfig
+from specgov.policies.cost import CostConfig
 from specgov.policies.greedy import Greedy
 from specgov.policies.profile import load_profile
 from specgov.policies.types import (
@@ -181,6 +183,15 @@ def test_the_same_steps_give_the_same_choices() -> None:
     assert [choice.ranges for _, choice in runs[0]] == [choice.ranges for _, choice in runs[1]]
 
 
+def test_memory_multiplies_the_estimators_own() -> None:
+    model = make(engine(), memory=0.5).model
+    acceptance, cost = AcceptanceConfig(), CostConfig()
+    assert model.acceptance.config.request_memory_steps == acceptance.request_memory_steps / 2
+    assert model.acceptance.config.anonymous_memory_steps == acceptance.anonymous_memory_steps / 2
+    assert model.acceptance.config.server_memory_steps == acceptance.server_memory_steps / 2
+    assert model.cost.config.memory_steps == cost.memory_steps / 2
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -191,6 +202,8 @@ def test_the_same_steps_give_the_same_choices() -> None:
         {"blind_steps": 500},
         {"horizon_steps": -1.0},
         {"blind_cost": 0.0},
+        {"memory": 0.0},
+        {"memory": 1000.0},
     ],
 )
 def test_options_out_of_range_are_refused(bad: dict[str, float]) -> None:
