@@ -22,8 +22,8 @@ Frazier, Powell and Dayanik, "A knowledge-gradient policy for sequential informa
 Control Optim. 2008.
 Regimes: any batch, mix and hardware, with or without a profile; near the per-step optimum where a step's
 choice has no later effect (warm draft KV, cheap switches), and blind to queues and latency targets.
-Defaults: see ``Config``; margins are relative, intervals in steps; ``memory`` multiplies the time for which the
-estimators' evidence counts.
+Defaults: see ``Config``; margins are relative, intervals in steps; ``memory`` multiplies the time for which
+the estimators' evidence counts.
 """
 
 from __future__ import annotations
