@@ -14,7 +14,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) install -q -c constraints.txt -e '.[train,dev]'
+	$(PIP) install -q -c constraints.txt -e '.[train,otel,dev]'
 	touch $@
 
 demo: $(VENV)/.base

@@ -58,6 +58,20 @@ class LogConfig(_Section):
     )
 
 
+class TracingConfig(_Section):
+    """``[tracing]``: OpenTelemetry traces of admin calls and of some decisions; off without an endpoint."""
+
+    endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^/\s]+",
+        description="OTLP collector for gRPC, as in http://127.0.0.1:4317; none = no traces",
+    )
+    decisions_share: float = Field(default=0.001, ge=0, le=1, description="share of the decisions traced")
+    queue_spans: int = Field(
+        default=2048, ge=1, le=1_000_000, description="spans that may wait for the collector"
+    )
+
+
 class ServeConfig(_Section):
     """All that ``specgov serve`` can be told."""
 
@@ -94,6 +108,7 @@ class ServeConfig(_Section):
     )
     decision_log: DecisionLogConfig = DecisionLogConfig()
     log: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
 
     @field_validator("policy")
     @classmethod

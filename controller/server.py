@@ -25,6 +25,7 @@ from specgov.controller.service import (
     add_speculation_controller,
 )
 from specgov.controller.telemetry import Telemetry
+from specgov.controller.tracing import Tracing
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
 
@@ -45,6 +46,7 @@ class Sidecar:
 
     Raises:
         ListenError: an address cannot be listened on.
+        TracingError: traces are wanted, and the extra for them is not installed.
 
     """
 
@@ -57,7 +59,8 @@ class Sidecar:
             else DecisionLog(config.decision_log.path, config.decision_log)
         )
         self.engines = Engines(config, clock)
-        telemetry = Telemetry(self.metrics, self.decision_log)
+        self.tracing = None if config.tracing.endpoint is None else Tracing(config.tracing)
+        telemetry = Telemetry(self.metrics, self.decision_log, tracing=self.tracing)
         self.watchers = telemetry.watchers
         self._controller = SpeculationController(config, self.engines, telemetry)
         self._admin = ControllerAdmin(config, self.engines, telemetry)
@@ -115,6 +118,8 @@ class Sidecar:
         stopped.wait()
         if self.decision_log is not None:
             self.decision_log.close()
+        if self.tracing is not None:
+            self.tracing.close()
         get_logger().info("stopped", address=str(self.address))
 
     def _make_server(self) -> grpc.Server:
@@ -134,6 +139,7 @@ class Sidecar:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ],
             maximum_concurrent_rpcs=workers,
+            interceptors=() if self.tracing is None else (self.tracing.interceptor(),),
         )
         add_speculation_controller(self._controller, server)
         pb_grpc.add_ControllerAdminServicer_to_server(self._admin, server)

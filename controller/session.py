@@ -187,6 +187,7 @@ class Session:
         if decision is not None:
             self._telemetry.decided(
                 engine,
+                records,
                 decision,
                 switched=engine.tier_switches > switches,
                 seconds=self._telemetry.timer() - started_s,

@@ -1,4 +1,4 @@
-"""What a session tells the world: metrics, decision log and watch streams, none of which can hold it up."""
+"""What a session tells the world: metrics, decision log, watchers, traces; none of them can hold it up."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
     from specgov.controller.engine import Engine, StepRecord
+    from specgov.controller.tracing import Tracing
 
 
 class Telemetry:
@@ -25,11 +26,13 @@ class Telemetry:
         metrics: Metrics,
         decision_log: DecisionLog | None = None,
         timer: Callable[[], float] = time.perf_counter,
+        tracing: Tracing | None = None,
     ) -> None:
         self.metrics = metrics
         self.decision_log = decision_log
         self.watchers = Watchers()
         self.timer = timer
+        self.tracing = tracing
 
     def connected(self, engine: Engine, *, superseded: bool) -> None:
         """A stream was accepted."""
@@ -67,10 +70,20 @@ class Telemetry:
         if self.watchers.all:
             self._show(engine, records)
 
-    def decided(self, engine: Engine, decision: pb.Decision, *, switched: bool, seconds: float) -> None:
-        """A decision was made."""
+    def decided(
+        self,
+        engine: Engine,
+        records: Sequence[StepRecord],
+        decision: pb.Decision,
+        *,
+        switched: bool,
+        seconds: float,
+    ) -> None:
+        """A decision was made in ``seconds``, on ``records``."""
         self.metrics.engines.decided(engine, decision, switched=switched)
         self.metrics.decision_seconds.observe(seconds)
+        if self.tracing is not None:
+            self.tracing.decided(engine, records, decision, seconds)
 
     def _show(self, engine: Engine, records: Sequence[StepRecord]) -> None:
         for record in records:

@@ -131,8 +131,8 @@ def test_decision_time_is_measured(start: Make, monkeypatch: pytest.MonkeyPatch)
     ticks = iter(range(1000))
     original = Telemetry.__init__
 
-    def with_ticks(self: Telemetry, metrics: Any, log: Any = None) -> None:
-        original(self, metrics, log, timer=lambda: float(next(ticks)))
+    def with_ticks(self: Telemetry, metrics: Any, log: Any = None, **more: Any) -> None:
+        original(self, metrics, log, timer=lambda: float(next(ticks)), **more)
 
     monkeypatch.setattr(Telemetry, "__init__", with_ticks)
     sidecar = start()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("torch", "gymnasium", "stable_baselines3", "sb3_contrib", "matplotlib", "sglang")
+HEAVY = ("torch", "gymnasium", "stable_baselines3", "sb3_contrib", "matplotlib", "sglang", "opentelemetry")
 
 # DESIGN: nothing imports against this table.
 MAY_IMPORT = {
