@@ -32,14 +32,26 @@ class _Section(BaseModel):
 
 
 class DecisionLogConfig(_Section):
-    """``[decision_log]``: one JSON line for each step; off without a path."""
+    """``[decision_log]``: a row for each step; off without a path."""
 
     path: str | None = Field(
-        default=None, min_length=1, description="file of the decision log; none = no log"
+        default=None,
+        min_length=1,
+        description="file, or for Parquet a folder, or a URL that fsspec knows; none = no log",
+    )
+    format: Literal["auto", "jsonl", "parquet"] = Field(
+        default="auto", description="auto = parquet where the path ends in .parquet, else JSON lines"
     )
     max_mb: float = Field(
         default=64.0, gt=0, le=100_000, description="size at which a file is rotated, in MB"
     )
+    rotate_s: float = Field(
+        default=86_400.0, gt=0, le=1e9, description="age at which a file is rotated, in seconds"
+    )
+    part_s: float = Field(
+        default=60.0, gt=0, le=86_400, description="seconds that a part holds (Parquet, or a URL)"
+    )
+    part_rows: int = Field(default=50_000, ge=1, le=10_000_000, description="rows that a part holds at most")
     keep_files: int = Field(default=4, ge=0, le=1000, description="rotated files that are kept")
     flush_s: float = Field(default=1.0, ge=0.01, le=60, description="seconds between writes")
     queue_rows: int = Field(

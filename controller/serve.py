@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from specgov.controller import logs
 from specgov.controller.config import ServeConfig
+from specgov.controller.decision_log import DecisionLogError
 from specgov.controller.listen import ListenError
 from specgov.controller.server import Sidecar
 
@@ -39,7 +40,7 @@ def serve(config: ServeConfig) -> int:
             pass
         sidecar.stop()
         _end_process()
-    except ListenError as error:
+    except (ListenError, DecisionLogError) as error:
         print(f"specgov: {error}", file=sys.stderr)  # noqa: T201 what the user sees, whatever the log's format is
         return EXIT_FAILED
     finally:

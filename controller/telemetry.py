@@ -63,6 +63,8 @@ class Telemetry:
     def stepped(self, engine: Engine, records: Sequence[StepRecord], decision: pb.Decision | None) -> None:
         """Steps were observed, and ``decision`` (None: none) came of them; the engine's lock is held."""
         if not records:
+            if decision is not None and self.decision_log is not None:
+                self.decision_log.decided(engine.info.engine_id, decision, engine.mode)
             return
         self.metrics.engines.stepped(engine, records)
         if self.decision_log is not None:

@@ -1,4 +1,4 @@
-"""Steps out of the sidecar's decision log (JSON lines, schema version 1).
+"""Steps out of the sidecar's decision log (``specgov.env.logged_rows`` says what is read).
 
 The log of one engine, or of several of one kind: where they name different models, machines or
 tensor-parallel sizes, their steps do not belong into one profile, and the log is refused.
@@ -6,43 +6,35 @@ tensor-parallel sizes, their steps do not belong into one profile, and the log i
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specgov.env.recording import Recording, RecordingError, Row, digest, filtered
-
-SCHEMA = "specgov.decision_log"
-SCHEMA_VERSION = 1
+from specgov.env.logged_rows import LogFile, log_files
+from specgov.env.recording import Recording, RecordingError, Row, filtered
 
 KIND = ("engine", "model", "draft", "gpu", "tensor_parallel_size", "graph_batch_sizes")
 """Engines that differ in one of these do not share step times."""
 
 
-def parse_decision_log(text: str, path: Path) -> Recording:
-    """The steps of a decision log; ``path`` names it in errors. A last line that is cut short is left out.
+def read_decision_log(path: str | Path) -> Recording:
+    """The steps of a decision log: a file, a folder of parts, or a URL.
 
     Raises:
-        RecordingError: not a decision log of this schema, or of engines that differ in kind.
+        RecordingError: not a decision log of a known schema, or of engines that differ in kind.
 
     """
     rows: dict[str, list[Row]] = {}
     engines: list[dict[str, Any]] = []
-    lines = text.splitlines()
-    for number, line in enumerate(lines, start=1):
-        where = f"{path}, line {number}"
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            if number == len(lines) and not text.endswith("\n"):
-                break
-            raise RecordingError(f"{where}: not a line of JSON ({error})") from error
-        _check_header(entry, number, where)
-        if entry.get("kind") == "engine":
-            engines.append(entry)
-        elif entry.get("kind") == "step":
-            rows.setdefault(str(entry.get("engine_id")), []).append(logged_step(entry, where))
+    files = log_files([path])
+    for file in files:
+        for where, entry in file.rows():
+            if entry.get("kind") == "engine":
+                engines.append(entry)
+            elif entry.get("kind") == "step":
+                rows.setdefault(str(entry.get("engine_id")), []).append(logged_step(entry, where))
     if not rows:
         raise RecordingError(f"{path}: holds no steps")
     kinds = {json.dumps({key: engine.get(key) for key in KIND}, sort_keys=True) for engine in engines}
@@ -51,7 +43,8 @@ def parse_decision_log(text: str, path: Path) -> Recording:
             f"{path}: holds engines that differ in {', '.join(KIND)}; split the log by engine_id first"
         )
     in_order = [row for engine_rows in rows.values() for row in engine_rows]
-    return filtered(path.name, digest(text), True, in_order, engines[0] if engines else None)
+    name = Path(str(path)).name
+    return filtered(name, _digest(files), True, in_order, engines[0] if engines else None)
 
 
 def require_one_kind(recordings: Sequence[Recording]) -> None:
@@ -80,18 +73,14 @@ def logged_engine(recordings: Sequence[Recording]) -> str:
     return "-".join(str(part) for part in parts if part)
 
 
-def _check_header(entry: Any, number: int, where: str) -> None:
-    if not isinstance(entry, dict):
-        raise RecordingError(f"{where}: expected a JSON object")
-    if number > 1 and entry.get("kind") != "log":
-        return
-    if entry.get("schema") != SCHEMA:
-        raise RecordingError(f"{where}: not a decision log (its first line should say {SCHEMA!r})")
-    if entry.get("schema_version") != SCHEMA_VERSION:
-        raise RecordingError(
-            f"{where}: decision log of schema version {entry.get('schema_version')!r}, "
-            f"this release reads {SCHEMA_VERSION}"
-        )
+def _digest(files: Sequence[LogFile]) -> str:
+    """Identifies the log's contents: the files' bytes in their order."""
+    digest = hashlib.sha256()
+    for each in files:
+        with each.open() as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def logged_step(entry: dict[str, Any], where: str) -> Row:

@@ -87,17 +87,16 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a recording of steps, or a decision log, told apart by their first character.
+    """Read a recording of steps, or a decision log, told apart by their first bytes.
 
     Raises:
         RecordingError: the file cannot be read or is neither.
 
     """
-    from specgov.env.logged_steps import parse_decision_log
+    from specgov.env.logged_rows import is_decision_log
+    from specgov.env.logged_steps import read_decision_log
 
-    text = read_text(path)
-    parse = parse_decision_log if text.lstrip()[:1] == "{" else parse_steps
-    return parse(text, path)
+    return read_decision_log(path) if is_decision_log(path) else parse_steps(read_text(path), path)
 
 
 def parse_steps(text: str, path: Path) -> Recording:

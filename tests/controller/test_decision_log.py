@@ -27,6 +27,10 @@ DECISION = pb.Decision(
     policy="greedy",
     policy_version="2",
     propensity=0.25,
+    estimates=[
+        pb.TierEstimate(num_steps=0, expected_tokens=4.0, expected_ms=5.5),
+        pb.TierEstimate(num_steps=5, expected_tokens=7.123456, expected_ms=float("nan")),
+    ],
 )
 
 
@@ -60,7 +64,12 @@ def test_rows(tmp_path: Path, make_info: Make, record: Make) -> None:
     log.steps("engine-1", [record(4, step_time_valid=False)], None, pb.MODE_OFF)
     log.flush()
     header, engine, step, silent = _rows(tmp_path / "new" / "log.jsonl")
-    assert header == {"kind": "log", "schema": "specgov.decision_log", "schema_version": 1}
+    assert header == {
+        "kind": "log",
+        "schema": "specgov.decision_log",
+        "schema_version": 2,
+        "time_s": 1_800_000_000.25,
+    }
     assert (engine["kind"], engine["time_s"], engine["policy"]) == ("engine", 1_800_000_000.25, "greedy")
     assert (engine["model"], engine["tiers"], engine["kv_capacity_tokens"]) == ("llama", [0, 1, 3, 5], 2**40)
     assert (engine["gpu"], engine["graph_batch_sizes"], engine["draft_kv_stays_warm"]) == ("", [], None)
@@ -93,6 +102,10 @@ def test_rows(tmp_path: Path, make_info: Make, record: Make) -> None:
             "policy": "greedy",
             "policy_version": "2",
             "propensity": 0.25,
+            "guard_cause": None,
+            "by_candidate": False,
+            "expected_tokens": [4.0, 7.1235],
+            "expected_ms": [5.5, None],
         },
     }
     assert (silent["step_ms"], silent["mode"], silent["decision"]) == (None, "off", None)
@@ -101,7 +114,9 @@ def test_rows(tmp_path: Path, make_info: Make, record: Make) -> None:
 
 def test_rotation_by_size(tmp_path: Path, make_info: Make, record: Make) -> None:
     path = tmp_path / "log.jsonl"
-    log = _log(path, max_mb=0.002, keep_files=2)  # 2,000 bytes: about three rows of some 500 each
+    log = _log(
+        path, max_mb=0.002, keep_files=2
+    )  # 2,000 bytes: two rows of some 570 each after header and engine
     log.stream(make_info(), "greedy")
     for step_id in range(1, 21):
         log.steps("engine-1", [record(step_id)], DECISION, pb.MODE_ACTIVE)
@@ -125,6 +140,45 @@ def test_rotation_within_one_flush(tmp_path: Path, record: Make) -> None:
     steps = [row["step_id"] for file in tmp_path.iterdir() for row in _rows(file) if row["kind"] == "step"]
     assert sorted(steps) == list(range(1, 21))
     assert all(file.stat().st_size <= 2000 for file in tmp_path.iterdir())
+
+
+def test_rotation_by_age(tmp_path: Path, record: Make) -> None:
+    path, now_s = tmp_path / "log.jsonl", [1000.0]
+    log = DecisionLog(path, DecisionLogConfig(rotate_s=3600.0), wall_clock=lambda: now_s[0])
+    for step_id, at_s in ((1, 1000.0), (2, 4599.0), (3, 4600.0), (4, 4700.0)):
+        now_s[0] = at_s
+        log.steps("engine-1", [record(step_id)], DECISION, pb.MODE_ACTIVE)
+        log.flush()
+    assert [row["step_id"] for row in _rows(path.with_name("log.jsonl.1"))[1:]] == [1, 2]
+    assert [row["step_id"] for row in _rows(path)[1:]] == [3, 4]
+    # A file's age is that of its header, also for a sidecar that comes later.
+    now_s[0] = 4600.0 + 3600.0
+    log = DecisionLog(path, DecisionLogConfig(rotate_s=3600.0), wall_clock=lambda: now_s[0])
+    log.steps("engine-1", [record(5)], DECISION, pb.MODE_ACTIVE)
+    log.flush()
+    assert [row["step_id"] for row in _rows(path)[1:]] == [5]
+
+
+def test_a_file_of_an_older_schema_is_rotated_away(tmp_path: Path, record: Make) -> None:
+    path = tmp_path / "log.jsonl"
+    older = '{"kind":"log","schema":"specgov.decision_log","schema_version":1}\n'
+    path.write_text(older)
+    log = _log(path)
+    log.steps("engine-1", [record(1)], DECISION, pb.MODE_ACTIVE)
+    log.flush()
+    assert path.with_name("log.jsonl.1").read_text() == older
+    assert [row["kind"] for row in _rows(path)] == ["log", "step"]
+
+
+@pytest.mark.parametrize("keep_files", [0, 2])
+def test_a_file_that_is_no_log_is_left_alone(tmp_path: Path, record: Make, keep_files: int) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("what I must not forget\n")
+    log = _log(path, keep_files=keep_files)
+    log.steps("engine-1", [record(1)], DECISION, pb.MODE_ACTIVE)
+    log.flush()
+    assert log.rows_dropped == 1
+    assert path.read_text() == "what I must not forget\n"
 
 
 def test_no_old_files_are_kept_where_none_are_wanted(tmp_path: Path, record: Make) -> None:
@@ -214,7 +268,7 @@ def test_folder_that_cannot_be_made(tmp_path: Path, record: Make) -> None:
 
 def test_last_line_that_a_crash_cut_is_taken_off(tmp_path: Path, record: Make) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text('{"kind":"log","schema":"specgov.decision_log","schema_version":1}\n{"kind":"st')
+    path.write_text('{"kind":"log","schema":"specgov.decision_log","schema_version":2}\n{"kind":"st')
     log = _log(path)
     log.steps("engine-1", [record(1)], DECISION, pb.MODE_ACTIVE)
     log.flush()
@@ -232,8 +286,9 @@ def test_through_a_server(start: Make, make_report: Make, tmp_path: Path) -> Non
     stream.send(make_report(4))
     stream.decision_that_knows(4)
     sidecar.sidecar.stop()  # what waits is written
-    header, engine, *steps = _rows(path)
+    header, engine, first, *steps = _rows(path)
     assert (header["kind"], engine["boot_id"]) == ("log", "first")
+    assert (first["kind"], first["decision"]["decision_id"], first["mode"]) == ("decision", 1, "active")
     assert [step["step_id"] for step in steps] == [1, 2, 3, 4]  # the second report of 3 was rejected
     assert [step["decision"]["known_step_id"] for step in steps] == [1, 2, 3, 4]
     assert {step["decision"]["policy"] for step in steps} == {"threshold"}
@@ -247,7 +302,8 @@ def test_a_failing_disk_does_not_stop_decisions(start: Make, make_report: Make, 
         stream.send(make_report(step_id))
         stream.decision_that_knows(step_id)
     sidecar.sidecar.stop()
-    assert sidecar.metric("specgov_decision_log_rows_dropped_total") == 50  # 49 steps and the engine's row
+    # 49 steps, the engine's row and its first decision
+    assert sidecar.metric("specgov_decision_log_rows_dropped_total") == 51
 
 
 def test_a_probability_that_is_no_number_is_null(tmp_path: Path, record: Make) -> None:

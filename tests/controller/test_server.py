@@ -179,7 +179,7 @@ def test_signal_drains_and_exits(
         hold.release()
     assert not (tmp_path / "s.sock").exists()
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
-    assert '"engine_id":"engine-1","step_id":1' in lines[2]
+    assert '"engine_id":"engine-1","step_id":1' in lines[3]
 
 
 def test_exit_waits_for_no_thread(tmp_path: Path) -> None:
