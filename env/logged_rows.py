@@ -45,7 +45,7 @@ class LogFile:
 
         """
         try:
-            return Path(self.path).open("rb") if self.files is None else self.files.open(self.path)  # type: ignore[no-any-return]
+            return Path(self.path).open("rb") if self.files is None else self.files.open(self.path)
         except OSError as error:
             raise RecordingError(
                 f"cannot read the recording {self.path}: {error.strerror or error}"
