@@ -40,6 +40,7 @@ from specgov.policies.acceptance_math import (
     sigmoid,
 )
 from specgov.policies.change import ChangeConfig, ChangeDetector
+from specgov.policies.learnt import Learnt
 from specgov.policies.request_rows import RequestRows
 from specgov.policies.types import StepObservation
 
@@ -85,7 +86,7 @@ class AcceptanceConfig:
     kept_after_change: float = 0.1
 
 
-class AcceptanceEstimator:
+class AcceptanceEstimator(Learnt):
     """Acceptance of the requests in the newest report, and expected tokens of a batch by num_steps.
 
     Args:
@@ -95,6 +96,21 @@ class AcceptanceEstimator:
     Attributes: version: another one whenever what is known or a fair part of the requests has changed.
 
     """
+
+    version: int
+    _logits: Floats
+    _covariance: Floats
+    _request_variance: float
+    _requests: RequestRows
+    _detector: ChangeDetector
+    _step_id: int
+    _steps_known: int
+    _steps_new: int
+    _live_requests: int
+    _rows_known: int
+    _anonymous: bool
+    _has_new: bool
+    _was_blind: bool
 
     def __init__(self, num_positions: int, config: AcceptanceConfig | None = None) -> None:
         self.config = config or AcceptanceConfig()
@@ -190,8 +206,7 @@ class AcceptanceEstimator:
         """Covariance of ``tokens(batch_size)``, shape (num_positions + 1, num_positions + 1)."""
         known, newcomers = self._split(batch_size)
         size = self.num_positions + 1
-        server = np.zeros((size, self.num_positions))
-        total = np.zeros((size, size))
+        server, total = np.zeros((size, self.num_positions)), np.zeros((size, size))
         if known:
             rows = self._requests.values
             own, slope, taken = self._deviations()

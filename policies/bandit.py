@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
+from specgov.policies.learnt import Learnt
 from specgov.policies.tiers import tier_ranges
 from specgov.policies.types import BatchView, Choice, EngineSpec, PolicyContext, StepObservation, TierRange
 
@@ -49,11 +50,13 @@ def request_rate(step: StepObservation) -> float | None:
     return step.output_tokens / (len(step.accepted) * step.step_ms)
 
 
-class OctaveBandit(ABC):
+class OctaveBandit(Learnt, ABC):
     """A rule with one bandit for each octave: what is the same whatever the bandit.
 
     A rule of this kind says how an octave learns from a reward and which arm (index of a tier) is next.
     """
+
+    current: list[int]
 
     def __init__(self, context: PolicyContext) -> None:
         self.tiers = context.engine.tiers

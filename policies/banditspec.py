@@ -29,7 +29,9 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from specgov.policies.learnt import Learnt
 from specgov.policies.tiers import tier_ranges
 from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, StepObservation
 
@@ -37,11 +39,14 @@ ROUNDS_AT_START = 2
 
 
 @final
-class BanditSpec:
+class BanditSpec(Learnt):
     """UCBSpec: upper confidence bounds on the throughput by tier, blind to the batch size."""
 
     name: ClassVar[str] = "banditspec"
     version: ClassVar[str] = "1"
+
+    _counts: NDArray[np.float64]
+    _means: NDArray[np.float64]
 
     @dataclass(frozen=True, slots=True)
     class Config:

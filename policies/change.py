@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from specgov.policies.learnt import Learnt
+
 
 @dataclass(frozen=True, slots=True)
 class ChangeConfig:
@@ -48,8 +50,12 @@ class ChangeConfig:
         return high
 
 
-class ChangeDetector:
+class ChangeDetector(Learnt):
     """A two-sided CUSUM over standardised innovations."""
+
+    alarms: int
+    _up: float
+    _down: float
 
     def __init__(self, config: ChangeConfig | None = None) -> None:
         self._config = config or ChangeConfig()

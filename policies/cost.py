@@ -31,6 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.policies.change import ChangeConfig, ChangeDetector
+from specgov.policies.isotonic import isotonic
+from specgov.policies.learnt import Learnt
 from specgov.policies.types import EngineSpec, StepObservation, StepTime
 
 Floats = NDArray[np.float64]
@@ -102,7 +104,7 @@ class GenericStepTime:
         return np.asarray(self.fixed_ms + self.draft_ms * tier + self.token_ms * batch * (tier + 1) + context)
 
 
-class CostEstimator:
+class CostEstimator(Learnt):
     """Step time by batch size and tier, learnt from timed steps.
 
     Args:
@@ -115,6 +117,21 @@ class CostEstimator:
         them costs. version: another one whenever what ``predict`` returns is.
 
     """
+
+    version: int
+    _mean: Floats
+    _covariance: Floats
+    _noise: float
+    _evidence: float
+    _surprise: float
+    _met_step: bool
+    _since_forgetting: int
+    _detector: ChangeDetector
+    _pool: _Pool | None
+    _context: float
+    _attention_ms: Floats
+    _predicted_ms: Floats | None
+    _moved: float
 
     def __init__(
         self, engine: EngineSpec, step_time: StepTime | None = None, config: CostConfig | None = None
@@ -152,9 +169,9 @@ class CostEstimator:
         self._covariance = self._scaled_prior()
         self._met_step = False
         self._detector.restart()
-        self._predicted_ms: Floats | None = None
+        self._predicted_ms = None
         self._moved = 0.0
-        self._pool: _Pool | None = None
+        self._pool = None
 
     @property
     def changes(self) -> int:
@@ -321,7 +338,7 @@ class CostEstimator:
     def _monotone(self, ms: Floats) -> Floats:
         for grid in np.flatnonzero((np.diff(ms, axis=1) < 0).any(axis=1)):
             variance = np.maximum(np.diag(self.log_covariance(int(grid))), 1e-12)
-            ms[grid] = _isotonic(ms[grid], 1.0 / variance)
+            ms[grid] = isotonic(ms[grid], 1.0 / variance)
         return ms
 
     def _free_part(self, grid: int) -> Floats:
@@ -374,14 +391,3 @@ def _prior_covariance(nodes: int, tiers: NDArray[np.int64], config: CostConfig) 
     covariance[:size, :size] = by_cell + config.cell_sd**2 * np.eye(size)
     covariance[size, size] = config.attention_sd**2
     return covariance
-
-
-def _isotonic(values: Floats, weights: Floats) -> Floats:
-    """Nearest non-decreasing sequence in weighted least squares (pool adjacent violators)."""
-    blocks: list[tuple[float, float, int]] = []
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        blocks.append((value, weight, 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (v1, w1, n1), (v2, w2, n2) = blocks[-2:]
-            blocks[-2:] = [((v1 * w1 + v2 * w2) / (w1 + w2), w1 + w2, n1 + n2)]
-    return np.array([value for value, _, count in blocks for _ in range(count)])

@@ -25,6 +25,7 @@ import math
 from typing import ClassVar, final
 
 from specgov.policies.ema_config import EmaConfig, SlotConfig
+from specgov.policies.learnt import Learnt
 from specgov.policies.tiers import require_tiers, tier_ranges
 from specgov.policies.types import (
     BatchView,
@@ -38,12 +39,15 @@ from specgov.policies.types import (
 
 
 @final
-class Ema:
+class Ema(Learnt):
     """SGLang 0.5.23's own rule: a moving average of accepted drafts by batch-size slot."""
 
     name: ClassVar[str] = "ema"
     version: ClassVar[str] = "1"
     Config = EmaConfig
+
+    _slots: list[_Slot]
+    _ranges: tuple[TierRange, ...]
 
     def __init__(self, context: PolicyContext, config: EmaConfig) -> None:
         engine = context.engine
@@ -88,8 +92,13 @@ class Ema:
         return tier_ranges(self._engine, starts)
 
 
-class _Slot:
+class _Slot(Learnt):
     """The tier of one batch-size slot."""
+
+    num_steps: int
+    average: float
+    probing: bool
+    _results: int
 
     def __init__(self, config: SlotConfig, initial_num_steps: int) -> None:
         tiers = config.tiers

@@ -26,17 +26,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.policies.bandit import Octaves, request_rate
+from specgov.policies.learnt import Learnt
 from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, Reason, StepObservation
 
 Floats = NDArray[np.float64]
 
 
 @final
-class Exp3:
+class Exp3(Learnt):
     """Exponential weights on the output rate by tier, drawn by epoch, in each octave of batch sizes."""
 
     name: ClassVar[str] = "exp3"
     version: ClassVar[str] = "1"
+
+    _rng: np.random.Generator
+    _epochs: list[_Epoch]
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -113,8 +117,16 @@ class Exp3:
         return np.asarray((1 - gamma) * weights / weights.sum() + gamma / len(self._tiers))
 
 
-class _Epoch:
+class _Epoch(Learnt):
     """An octave's weights (logs, the largest 0 once anything was learnt) and its present draw."""
+
+    log_weights: Floats
+    probabilities: Floats
+    arm: int
+    largest: float
+    steps: int
+    rewards: int
+    sum: float
 
     def __init__(self, log_weights: Floats) -> None:
         self.log_weights = log_weights

@@ -24,6 +24,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from specgov.policies.learnt import Learnt
 from specgov.policies.model import expected_accept_length
 from specgov.policies.types import EngineSpec, PolicyError, StepObservation, StepTime
 
@@ -182,15 +183,9 @@ def summarise(step: StepObservation) -> StepSummaries:
 
 @dataclass(frozen=True, slots=True)
 class FeatureConfig:
-    """How fast evidence fades and how much of it is needed.
+    """How fast evidence fades (after a half-life it counts half), and how much of it is needed.
 
-    Attributes:
-        acceptance_half_life_steps: after so many steps evidence on acceptance counts half.
-        prior_acceptance: p0, where nothing is known.
-        prior_trials: w, the number of drafts that weighs as much as the prior.
-        time_half_life_steps: as above, for step times.
-        prior_times: w for step times, in steps.
-
+    ``prior_acceptance`` is p0; ``prior_trials`` (drafts) and ``prior_times`` (steps) are the weights w.
     """
 
     acceptance_half_life_steps: float = 60.0
@@ -200,7 +195,7 @@ class FeatureConfig:
     prior_times: float = 4.0
 
 
-class Features:
+class Features(Learnt):
     """Observations of N engines of one kind, from their steps.
 
     Args:
@@ -213,6 +208,14 @@ class Features:
         PolicyError: the engine has a tier above MAX_NUM_STEPS.
 
     """
+
+    _last: StepSummaries
+    _profile_ms: Floats
+    _since: Floats
+    _hits: Floats
+    _trials: Floats
+    _log_ratio: Floats
+    _times: Floats
 
     def __init__(
         self, engine: EngineSpec, step_time: StepTime, n: int = 1, config: FeatureConfig | None = None

@@ -35,6 +35,7 @@ from typing import ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from specgov.policies.learnt import Learnt
 from specgov.policies.rate_model import RateModel, Rates
 from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, Reason, StepObservation
 
@@ -44,11 +45,18 @@ _SUSPICIOUS = 0.3
 
 
 @final
-class Greedy:
+class Greedy(Learnt):
     """The tier with the largest expected output rate, by learnt acceptance and step times."""
 
     name: ClassVar[str] = "greedy"
     version: ClassVar[str] = "1"
+
+    model: RateModel
+    _current: NDArray[np.intp]
+    _settled: int
+    _choice: Choice
+    _since_probe: int
+    _blind_for: int
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -86,8 +94,8 @@ class Greedy:
         self.model = RateModel(context, config.cold_draft_margin, config.memory)
         self._current = np.full(len(self.model.cost.batch_sizes), -1, dtype=np.intp)
         self._rows = np.arange(len(self._current))
-        self._rates: Rates | None = None
-        self._choice: Choice
+        self._settled = -1
+        self._choice = Choice(())
         self._since_probe = self._blind_for = 0
 
     def observe(self, step: StepObservation) -> None:
@@ -100,8 +108,8 @@ class Greedy:
     def choose(self, batch: BatchView) -> Choice:
         """The best tier for every batch size, or one step of a probe for the batch's own."""
         rates = self.model.rates(batch)
-        if rates is not self._rates:
-            self._rates = rates
+        if self.model.version != self._settled:
+            self._settled = self.model.version
             held = self._settle(rates)
             self._choice = self._say(rates, self._current, Reason.HOLD if held else Reason.POLICY)
         if self._since_probe >= self._config.probe_every_steps:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.policies.bandit import Octaves, request_rate
+from specgov.policies.learnt import Learnt
 from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, StepObservation
 
 Floats = NDArray[np.float64]
@@ -34,11 +35,18 @@ _ACCEPTANCE_WEIGHT = 0.1
 
 
 @final
-class LinUcb:
+class LinUcb(Learnt):
     """LinUCB on the output rate by tier, with batch size, acceptance and context as features."""
 
     name: ClassVar[str] = "linucb"
     version: ClassVar[str] = "1"
+
+    _inverse: Floats
+    _sums: Floats
+    _plays: NDArray[np.int64]
+    _mean_rate: float
+    _steps: int
+    _acceptance: float
 
     @dataclass(frozen=True, slots=True)
     class Config:

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.policies.bandit import Octaves
+from specgov.policies.learnt import Learnt
 from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, Reason, StepObservation
 
 Floats = NDArray[np.float64]
@@ -44,11 +45,16 @@ MEASURED_SWITCH_MS = 17.87
 
 
 @final
-class Nightjar:
+class Nightjar(Learnt):
     """ADA-BINGREEDY: by batch size, the tier with the best mean goodput, explored in bins ever less often."""
 
     name: ClassVar[str] = "nightjar"
     version: ClassVar[str] = "1"
+
+    _rng: np.random.Generator
+    _counts: NDArray[np.int64]
+    _goodput: Floats
+    _bins: list[_Bin]
 
     @dataclass(frozen=True, slots=True)
     class Config:

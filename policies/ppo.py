@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from specgov.policies.bundle import bundle_names, load_bundle
 from specgov.policies.cost import GenericStepTime
 from specgov.policies.features import MAX_NUM_STEPS, Features, summarise
+from specgov.policies.learnt import Learnt
 from specgov.policies.model import expected_accept_length
 from specgov.policies.tiers import tier_ranges
 from specgov.policies.types import BatchView, Choice, EngineSpec, PolicyContext, StepObservation
@@ -31,11 +32,14 @@ LARGEST_TABLE_BATCH = 1024
 
 
 @final
-class Ppo:
+class Ppo(Learnt):
     """A trained network over the same estimates: ppo, ppo:FOLDER (see specgov train)."""
 
     name: ClassVar[str] = "ppo"
     version: ClassVar[str] = "1"
+
+    _features: Features
+    _reported: bool
 
     @dataclass(frozen=True, slots=True)
     class Config:

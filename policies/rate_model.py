@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from specgov.policies.acceptance import AcceptanceConfig, AcceptanceEstimator
 from specgov.policies.cost import CostConfig, CostEstimator
+from specgov.policies.learnt import Learnt
 from specgov.policies.tiers import tier_ranges
 from specgov.policies.types import BatchView, PolicyContext, StepObservation, TierRange
 
@@ -31,7 +32,7 @@ class Rates:
     log_rate: Floats
 
 
-class RateModel:
+class RateModel(Learnt):
     """Learns acceptance and step times from steps; predicts output rates.
 
     Args: context: the engine and its profile. cold_draft_margin: what tier 0 is charged, in log rate, on
@@ -39,9 +40,16 @@ class RateModel:
         they end. memory: how long evidence counts, as a multiple of the estimators' own memories.
 
     Attributes: tiers: of the engine, shape (tiers,). is_probed: which of them may be tried for the sake of
-        learning: not tier 0 where one step there costs every running request acceptance.
+        learning: not tier 0 where one step there costs every running request acceptance. version: another
+        one whenever ``rates`` returns other rates.
 
     """
+
+    version: int
+    acceptance: AcceptanceEstimator
+    cost: CostEstimator
+    _asked: tuple[int, int, int] | None
+    _rates: Rates | None
 
     def __init__(self, context: PolicyContext, cold_draft_margin: float, memory: float = 1.0) -> None:
         self._engine = context.engine
@@ -64,8 +72,9 @@ class RateModel:
         self._charge = np.where(
             (self.tiers == 0) & (not context.engine.draft_kv_stays_warm), cold_draft_margin, 0.0
         )
-        self._asked: tuple[int, int, int] | None = None
-        self._rates_of_asked: Rates
+        self.version = 0
+        self._asked = None
+        self._rates = None
         self._log_ms_version = -1
         self._charged_log_ms: Floats
         self._choices: NDArray[np.intp] | None = None
@@ -82,15 +91,16 @@ class RateModel:
         size = max(batch.batch_size, 1)
         ms = self.cost.predict(batch.sum_seq_len_tokens / size)
         asked = (size, self.acceptance.version, self.cost.version)
-        if asked != self._asked:
+        if self._rates is None or asked != self._asked:
             if self._log_ms_version != self.cost.version:
                 self._charged_log_ms = np.log(ms) + self._charge
                 self._log_ms_version = self.cost.version
             tokens = self.acceptance.tokens(size)[self.tiers]
             log_rate = np.log(tokens / size) - self._charged_log_ms
             self._asked = asked
-            self._rates_of_asked = Rates(size, self.cost.grid_index(size), tokens, ms, log_rate)
-        return self._rates_of_asked
+            self._rates = Rates(size, self.cost.grid_index(size), tokens, ms, log_rate)
+            self.version += 1
+        return self._rates
 
     def sample_rates(
         self,

@@ -7,9 +7,12 @@ the reports, so that most steps, whose requests are those of the step before, co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specgov.policies.learnt import GROWS, Learnt
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -27,7 +30,7 @@ class Changes:
     away_steps: NDArray[np.int64]
 
 
-class RequestRows:
+class RequestRows(Learnt):
     """A column of ``width`` numbers for each live request, and for each that was live a while ago.
 
     Args:
@@ -37,6 +40,14 @@ class RequestRows:
     Attributes: values: shape (width, live), in the order of the newest report; callers write to it.
 
     """
+
+    values: Annotated[Floats, GROWS]
+    _table: Annotated[Floats, GROWS]
+    _generation: Annotated[NDArray[np.uint8], GROWS]
+    _last_step: Annotated[NDArray[np.int64], GROWS]
+    _slots: Annotated[Indices, GROWS]
+    _names: bytes
+    _step_id: int
 
     def __init__(self, width: int, free_after_steps: int) -> None:
         self._free_after_steps = free_after_steps

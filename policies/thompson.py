@@ -30,16 +30,24 @@ from typing import ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from specgov.policies.learnt import Learnt
 from specgov.policies.rate_model import RateModel, Rates
 from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, Reason, StepObservation
 
 
 @final
-class Thompson:
+class Thompson(Learnt):
     """The best tier of a world drawn from the posterior, a new one each epoch."""
 
     name: ClassVar[str] = "thompson"
     version: ClassVar[str] = "1"
+
+    model: RateModel
+    _rng: np.random.Generator
+    _current: NDArray[np.intp]
+    _blind_for: int
+    _left: int
+    _length: int
 
     @dataclass(frozen=True, slots=True)
     class Config:

@@ -35,17 +35,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.policies.cost import CostEstimator
+from specgov.policies.learnt import Learnt
 from specgov.policies.tiers import tier_ranges
 from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, StepObservation
 
 Floats = NDArray[np.float64]
 
 
-class PositionWindows:
+class PositionWindows(Learnt):
     """Acceptance by draft position, from the last steps that drafted it."""
 
+    _windows: list[deque[float]]
+
     def __init__(self, positions: int, window_steps: int) -> None:
-        self._windows: list[deque[float]] = [deque(maxlen=window_steps) for _ in range(positions)]
+        self._windows = [deque(maxlen=window_steps) for _ in range(positions)]
 
     def update(self, accepted: NDArray[np.uint8], num_steps: int) -> None:
         """Take in a step's accepted drafts (at least one request)."""
@@ -77,11 +80,16 @@ class PositionWindows:
 
 
 @final
-class ThroughputAware:
+class ThroughputAware(Learnt):
     """SGLang PR 28045's rule: expected accept length over a start-up cost table, with 10 % hysteresis."""
 
     name: ClassVar[str] = "throughput_aware"
     version: ClassVar[str] = "1"
+
+    _current: int
+    _windows: PositionWindows
+    _cost: CostEstimator
+    _results: int
 
     @dataclass(frozen=True, slots=True)
     class Config:

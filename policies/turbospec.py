@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.policies.cost import CostEstimator
+from specgov.policies.learnt import Learnt
 from specgov.policies.tiers import tier_ranges
 from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, Reason, StepObservation
 
@@ -38,11 +39,16 @@ Floats = NDArray[np.float64]
 
 
 @final
-class TurboSpec:
+class TurboSpec(Learnt):
     """The tier with the largest goodput, by one acceptance rate and the profile's step times."""
 
     name: ClassVar[str] = "turbospec"
     version: ClassVar[str] = "1"
+
+    _cost: CostEstimator
+    _current: NDArray[np.intp]
+    _acceptance: float
+    _blind_steps: int
 
     @dataclass(frozen=True, slots=True)
     class Config:

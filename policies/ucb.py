@@ -40,6 +40,9 @@ Floats = NDArray[np.float64]
 class _Ucb(OctaveBandit):
     """Counts and sums of rewards, shape (octaves, arms), and the arm with the largest index."""
 
+    _counts: Floats
+    _sums: Floats
+
     def __init__(self, context: PolicyContext, reward_range: float) -> None:
         self._range = reward_range
         super().__init__(context)
@@ -134,6 +137,8 @@ class SlidingUcb(_Ucb):
     name: ClassVar[str] = "sliding_ucb"
     version: ClassVar[str] = "1"
 
+    _windows: list[deque[tuple[int, float]]]
+
     @dataclass(frozen=True, slots=True)
     class Config:
         """Options, as in the module's docstring."""
@@ -154,7 +159,7 @@ class SlidingUcb(_Ucb):
     def start(self) -> None:
         """Forget everything."""
         super().start()
-        self._windows: list[deque[tuple[int, float]]] = [deque() for _ in self._counts]
+        self._windows = [deque() for _ in self._counts]
 
     def learn(self, octave: int, arm: int, reward: float) -> None:
         """Count a reward, and take the oldest out where the window is full."""
