@@ -678,6 +678,12 @@ class EngineState(_message.Message):
     DECISION_LAG_STEPS_P50_FIELD_NUMBER: _builtins.int
     POLICY_FAILURE_FIELD_NUMBER: _builtins.int
     GUARD_FIELD_NUMBER: _builtins.int
+    POLICY_TEXT_FIELD_NUMBER: _builtins.int
+    PREVIOUS_POLICY_TEXT_FIELD_NUMBER: _builtins.int
+    TRIAL_STEPS_LEFT_FIELD_NUMBER: _builtins.int
+    ROLLED_BACK_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
+    RESTORED_REPORTS_FIELD_NUMBER: _builtins.int
     connected: _builtins.bool
     mode: Global___Mode.ValueType
     policy: _builtins.str
@@ -691,12 +697,26 @@ class EngineState(_message.Message):
     """Steps between a result that a decision knew and the step that followed it, over the last reports."""
     policy_failure: _builtins.str
     """Why the engine's policy was set aside for a fallback, until it is given a policy again; empty = it was not."""
+    policy_text: _builtins.str
+    """as in `--policy`"""
+    previous_policy_text: _builtins.str
+    """what a rollback returns to; empty = there is nothing"""
+    trial_steps_left: _builtins.int
+    """of a new bundle's trial, in which a failure rolls it back; 0 = none"""
+    rolled_back: _builtins.str
+    """why the sidecar itself rolled the last new policy back; empty = it did not"""
+    restored_reports: _builtins.int
+    """those that the restored estimates rest on; 0 = it started cold"""
     @_builtins.property
     def info(self) -> Global___EngineInfo: ...
     @_builtins.property
     def last_step(self) -> Global___StepSummary: ...
     @_builtins.property
     def guard(self) -> Global___GuardState: ...
+    @_builtins.property
+    def canary(self) -> Global___CanaryState:
+        """absent = there was none"""
+
     def __init__(
         self,
         *,
@@ -714,10 +734,16 @@ class EngineState(_message.Message):
         decision_lag_steps_p50: _builtins.float | None = ...,
         policy_failure: _builtins.str = ...,
         guard: Global___GuardState | None = ...,
+        policy_text: _builtins.str = ...,
+        previous_policy_text: _builtins.str = ...,
+        trial_steps_left: _builtins.int = ...,
+        rolled_back: _builtins.str = ...,
+        canary: Global___CanaryState | None = ...,
+        restored_reports: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "decision_lag_steps_p50", b"decision_lag_steps_p50", "guard", b"guard", "info", b"info", "last_step", b"last_step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "canary", b"canary", "decision_lag_steps_p50", b"decision_lag_steps_p50", "guard", b"guard", "info", b"info", "last_step", b"last_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "connected", b"connected", "decision_lag_steps_p50", b"decision_lag_steps_p50", "decisions", b"decisions", "guard", b"guard", "info", b"info", "last_step", b"last_step", "mode", b"mode", "policy", b"policy", "policy_failure", b"policy_failure", "policy_version", b"policy_version", "reports", b"reports", "reports_dropped", b"reports_dropped", "reports_rejected", b"reports_rejected", "tier_switches", b"tier_switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "canary", b"canary", "connected", b"connected", "decision_lag_steps_p50", b"decision_lag_steps_p50", "decisions", b"decisions", "guard", b"guard", "info", b"info", "last_step", b"last_step", "mode", b"mode", "policy", b"policy", "policy_failure", b"policy_failure", "policy_text", b"policy_text", "policy_version", b"policy_version", "previous_policy_text", b"previous_policy_text", "reports", b"reports", "reports_dropped", b"reports_dropped", "reports_rejected", b"reports_rejected", "restored_reports", b"restored_reports", "rolled_back", b"rolled_back", "tier_switches", b"tier_switches", "trial_steps_left", b"trial_steps_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["decision_lag_steps_p50"]  # noqa: Y015
     _WhichOneofArgType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50"]  # noqa: Y015
@@ -802,43 +828,17 @@ class GuardCount(_message.Message):
 
     CAUSE_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
-    POLICY_TEXT_FIELD_NUMBER: _builtins.int
-    PREVIOUS_POLICY_TEXT_FIELD_NUMBER: _builtins.int
-    TRIAL_STEPS_LEFT_FIELD_NUMBER: _builtins.int
-    ROLLED_BACK_FIELD_NUMBER: _builtins.int
-    CANARY_FIELD_NUMBER: _builtins.int
-    RESTORED_REPORTS_FIELD_NUMBER: _builtins.int
     cause: Global___GuardCause.ValueType
     times: _builtins.int
-    policy_text: _builtins.str
-    """as in `--policy`"""
-    previous_policy_text: _builtins.str
-    """what a rollback returns to; empty = there is nothing"""
-    trial_steps_left: _builtins.int
-    """of a new bundle's trial, in which a failure rolls it back; 0 = none"""
-    rolled_back: _builtins.str
-    """why the sidecar itself rolled the last new policy back; empty = it did not"""
-    restored_reports: _builtins.int
-    """those that the restored estimates rest on; 0 = it started cold"""
-    @_builtins.property
-    def canary(self) -> Global___CanaryState:
-        """absent = there was none"""
-
     def __init__(
         self,
         *,
         cause: Global___GuardCause.ValueType = ...,
         times: _builtins.int = ...,
-        policy_text: _builtins.str = ...,
-        previous_policy_text: _builtins.str = ...,
-        trial_steps_left: _builtins.int = ...,
-        rolled_back: _builtins.str = ...,
-        canary: Global___CanaryState | None = ...,
-        restored_reports: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "cause", b"cause", "policy_text", b"policy_text", "previous_policy_text", b"previous_policy_text", "restored_reports", b"restored_reports", "rolled_back", b"rolled_back", "times", b"times", "trial_steps_left", b"trial_steps_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
