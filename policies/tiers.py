@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from specgov.policies.types import EngineSpec, PolicyError, TierRange
 
@@ -24,6 +24,14 @@ def require_tiers(engine: EngineSpec, wanted: Iterable[int]) -> None:
 def nearest_tier(engine: EngineSpec, num_steps: int) -> int:
     """The engine's largest tier that does not exceed ``num_steps``, else its smallest."""
     return max((tier for tier in engine.tiers if tier <= num_steps), default=engine.tiers[0])
+
+
+def nearest_threshold(tiers: Sequence[int], batch_size: int, num_steps: int) -> str:
+    """The text of ``threshold:batch_size:num_steps``, or of what comes nearest to it with these tiers."""
+    below = nearest_tier(EngineSpec(tuple(tiers)), num_steps)
+    if 0 in tiers:
+        return f"threshold:{batch_size}:{below}"
+    return f"schedule:1={below}:{batch_size}={min(tiers)}"
 
 
 def tier_ranges(engine: EngineSpec, starts: Iterable[tuple[int, int]]) -> tuple[TierRange, ...]:

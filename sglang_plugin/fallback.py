@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specgov.policies.registry import make_policy
-from specgov.policies.tiers import nearest_tier
+from specgov.policies.tiers import nearest_threshold
 from specgov.policies.types import EngineSpec, Policy, PolicyContext
 from specgov.sglang_plugin.settings import DEFAULT_FALLBACK_BATCH_SIZE, DEFAULT_FALLBACK_NUM_STEPS
 
@@ -31,7 +31,4 @@ def fallback_rule(
 
 def default_fallback(tiers: Sequence[int]) -> str:
     """``threshold:32:3``, or what comes nearest to it with these tiers."""
-    num_steps = nearest_tier(EngineSpec(tuple(tiers)), DEFAULT_FALLBACK_NUM_STEPS)
-    if 0 in tiers:
-        return f"threshold:{DEFAULT_FALLBACK_BATCH_SIZE}:{num_steps}"
-    return f"schedule:1={num_steps}:{DEFAULT_FALLBACK_BATCH_SIZE}={min(tiers)}"
+    return nearest_threshold(tiers, DEFAULT_FALLBACK_BATCH_SIZE, DEFAULT_FALLBACK_NUM_STEPS)

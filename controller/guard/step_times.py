@@ -1,0 +1,55 @@
+"""Whether a step took a time of the order of the steps before it."""
+
+from __future__ import annotations
+
+import math
+
+_SEEN_BEFORE = 8
+"""Steps of a kind before one of them can be judged."""
+_RATE = 1 / 8
+"""How fast a kind's usual time follows."""
+_SCORE_OF_ALARM = 3.0
+_SCORE_DECAY = 1 / 16
+
+
+class StepTimes:
+    """The usual log step time by octave of the batch size and tier: within such a kind times differ little.
+
+    A step that is ``factor`` times slower or faster than usual jumps, and moves nothing. One such step is a
+    stall that any server has; three of them, less one for 16 sound steps between, are an alarm.
+    ``believed_after`` of them in a row are how the server is now: then what was usual is forgotten.
+    """
+
+    def __init__(self, factor: float, believed_after: int) -> None:
+        self._log_factor = math.log(factor)
+        self._believed_after = believed_after
+        self._usual: dict[tuple[int, int], tuple[int, float]] = {}
+        self._score = 0.0
+        self._jumps_in_a_row = 0
+
+    def jumps(self, batch_size: int, num_steps: int, step_ms: float) -> bool:
+        """Take a step in; whether its time jumps."""
+        kind = (batch_size.bit_length(), num_steps)
+        log_ms = math.log(step_ms)
+        seen, usual = self._usual.get(kind, (0, log_ms))
+        if seen >= _SEEN_BEFORE and abs(log_ms - usual) > self._log_factor:
+            self._score += 1.0
+            self._jumps_in_a_row += 1
+            if self._jumps_in_a_row >= self._believed_after:
+                self.restart()
+            return True
+        self._usual[kind] = (seen + 1, usual + (log_ms - usual) * max(_RATE, 1 / (seen + 1)))
+        self._score = max(self._score - _SCORE_DECAY, 0.0)
+        self._jumps_in_a_row = 0
+        return False
+
+    @property
+    def alarming(self) -> bool:
+        """Whether there were so many jumps of late that the clock is not to be trusted."""
+        return self._score >= _SCORE_OF_ALARM
+
+    def restart(self) -> None:
+        """Forget what was usual."""
+        self._usual.clear()
+        self._score = 0.0
+        self._jumps_in_a_row = 0
