@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from specgov.controller.guard.config import GuardConfig
 from specgov.controller.listen import ListenError, parse_address, parse_tcp_address
 from specgov.controller.profiles import AUTO, NO_PROFILE, cached_profile
 from specgov.policies.registry import parse_policy
@@ -118,6 +119,7 @@ class ServeConfig(_Section):
     metrics: str | None = Field(
         default=None, min_length=1, description="HOST:PORT of the Prometheus endpoint"
     )
+    guard: GuardConfig = GuardConfig()
     decision_log: DecisionLogConfig = DecisionLogConfig()
     log: LogConfig = LogConfig()
     tracing: TracingConfig = TracingConfig()

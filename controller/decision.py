@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,12 +56,7 @@ class DecisionBuilder:
         return decision
 
     def _keep(self, ranges: tuple[TierRange, ...]) -> None:
-        unknown = {tier_range.num_steps for tier_range in ranges} - set(self._engine.tiers)
-        if unknown or not ranges:
-            raise PolicyError(
-                f"policy {self._policy.name} chose {sorted(unknown) or 'nothing'}, "
-                f"but the engine's tiers are {list(self._engine.tiers)}"
-            )
+        check_ranges(ranges, self._engine, self._policy.name)
         self._ranges = ranges
         self._range_ends = [tier_range.batch_size_max for tier_range in ranges]
         self._templates = {}
@@ -86,6 +82,25 @@ class DecisionBuilder:
             policy=self._policy.name,
             policy_version=self._policy.version,
         )
+
+
+def check_ranges(ranges: tuple[TierRange, ...], engine: EngineSpec, policy: str) -> None:
+    """Check that a policy's choice is one for this engine.
+
+    Raises:
+        PolicyError: it names a tier that the engine does not have, no range at all, or ranges that overlap.
+
+    """
+    unknown = {tier_range.num_steps for tier_range in ranges} - set(engine.tiers)
+    if unknown or not ranges:
+        raise PolicyError(
+            f"policy {policy} chose {sorted(unknown) or 'nothing'}, "
+            f"but the engine's tiers are {list(engine.tiers)}"
+        )
+    if any(part.batch_size_min > part.batch_size_max for part in ranges) or any(
+        after.batch_size_min <= before.batch_size_max for before, after in pairwise(ranges)
+    ):
+        raise PolicyError(f"policy {policy} chose ranges of batch sizes that do not ascend: {ranges}")
 
 
 def add_estimates(

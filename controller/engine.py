@@ -15,6 +15,7 @@ import numpy as np
 from specgov.controller.config import ServeConfig
 from specgov.controller.decision import DecisionBuilder
 from specgov.controller.fallback import Fallback
+from specgov.controller.guard.guard import Guard
 from specgov.controller.logs import get_logger
 from specgov.controller.profiles import step_time_for
 from specgov.controller.validation import RejectedMessage, check_engine_rule, check_report
@@ -33,7 +34,6 @@ GENERATIONS_BETWEEN_BOOTS = 101
 """Added to slot generations with each boot; odd, so that 256 boots differ."""
 
 MODES = {"active": pb.MODE_ACTIVE, "shadow": pb.MODE_SHADOW, "frozen": pb.MODE_FROZEN, "off": pb.MODE_OFF}
-_REASON_BY_MODE = {pb.MODE_SHADOW: Reason.SHADOW, pb.MODE_FROZEN: Reason.FROZEN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ class Engine:
         self._last_decision_id = 0
         self._known_step_ids: deque[int] = deque(maxlen=LAG_WINDOW_DECISIONS)
         self._lags: deque[int] = deque(maxlen=LAG_WINDOW_REPORTS)
+        self._guarded: tuple[object, ...] = ()
         self._use_policy(config.policy)
 
     def connect(self, session: Session, info: pb.EngineInfo, spec: EngineSpec) -> Session | None:
@@ -118,6 +119,7 @@ class Engine:
         if info.boot_id != before[0].boot_id:
             self._last_step_id = 0
             self._generation_offset = (self._generation_offset + GENERATIONS_BETWEEN_BOOTS) % 256
+        self.guard.stream_began(new_boot=info.boot_id != before[0].boot_id)
         self._last_decision_id = 0
         self._known_step_ids.clear()
         older, self.session = self.session, session
@@ -133,8 +135,9 @@ class Engine:
         try:
             step = check_report(report, self.spec, self._last_step_id, self._generation_offset)
             engine_rule = check_engine_rule(report, self.spec)
-        except RejectedMessage:
+        except RejectedMessage as error:
             self.reports_rejected += 1
+            self.guard.rejected(error.cause, report)
             raise
         lag = self._lag_steps(report)
         self._last_step_id = step.step_id
@@ -146,9 +149,10 @@ class Engine:
         )
         if self.last_record.round_trip_ms is not None:
             self._round_trip_ms = self.last_record.round_trip_ms
-        if self.mode != pb.MODE_FROZEN and not step.warm_up:
+        if not step.warm_up:
             try:
-                self.policy.observe(step)
+                if self._admits(step, report) and self.mode != pb.MODE_FROZEN:
+                    self.policy.observe(step)
             except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
                 self._set_policy_aside(error)
         return self.last_record
@@ -172,6 +176,7 @@ class Engine:
 
     def forget(self) -> None:
         """Let the rule forget what no longer holds, since the weights changed."""
+        self.guard.draft_changed()
         try:
             self.policy.forget()
         except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
@@ -211,6 +216,7 @@ class Engine:
             decisions=self.decisions,
             tier_switches=self.tier_switches,
             policy_failure=self.policy_failure,
+            guard=self.guard.state(),
         )
         if self.last_record is not None:
             state.last_step.CopyFrom(self.summary(self.last_record))
@@ -237,6 +243,7 @@ class Engine:
         if self.last_decisions:
             summary.decided_num_steps = self.last_decisions[-1].num_steps
             summary.reason = self.last_decisions[-1].reason
+            summary.guard_cause = self.last_decisions[-1].guard_cause
         return summary
 
     def _use_policy(self, text: str) -> None:
@@ -247,7 +254,12 @@ class Engine:
             step_time=step_time_for(self.info, self._config.profile, self.spec.graph_batch_sizes),
         )
         # Who may set a policy may not thereby open files; who starts the sidecar may.
-        self._install(make_policy(text, context, files=text == self._config.policy))
+        policy = make_policy(text, context, files=text == self._config.policy)
+        nature = (_nature(self.info), self.spec)
+        if nature != self._guarded:
+            self.guard, self._guarded = Guard(self._config.guard, self.info.engine_id, context), nature
+        self.guard.policy_changed()
+        self._install(policy)
         self.policy_failure = ""
 
     def _install(self, policy: Policy) -> None:
@@ -265,14 +277,26 @@ class Engine:
         self._install(Fallback(self.spec))
 
     def _ask_policy(self) -> pb.Decision:
-        choice = self.policy.choose(self._batch)
-        return self._builder.build(
+        choice, cause = self.guard.decide(self.policy, self._batch)
+        reason = cause.reason if cause else choice.reason
+        if self.mode == pb.MODE_SHADOW:
+            reason = Reason.SHADOW  # whatever the guard did: the engine must not apply it
+        elif self.mode == pb.MODE_FROZEN and not cause:
+            reason = Reason.FROZEN
+        decision = self._builder.build(
             choice,
             self._batch.batch_size,
             decision_id=self._last_decision_id + 1,
             known_step_id=self._last_step_id,
-            reason=_REASON_BY_MODE.get(self.mode, choice.reason),
+            reason=reason,
         )
+        decision.guard_cause = int(cause)  # type: ignore[assignment]  # the enums' values are the same
+        return decision
+
+    def _admits(self, step: StepObservation, report: pb.StepReport) -> bool:
+        """Whether the guard lets the policy learn from the step."""
+        followed = report.decision_id != 0 and self.mode in (pb.MODE_ACTIVE, pb.MODE_FROZEN)
+        return self.guard.admit(step, followed=followed, reports_dropped=report.reports_dropped)
 
     def _lag_steps(self, report: pb.StepReport) -> int | None:
         """Steps from the newest result that the followed decision knew; None if that is not remembered."""

@@ -1,1 +1,1 @@
-"""What stands between a policy and its engine: refusals, alarms, fallback. ``guard.py`` puts them in order."""
+"""What stands between a policy and its engine: refusals, alarms, fallback; ``guard.py`` orders them."""

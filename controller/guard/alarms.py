@@ -33,19 +33,24 @@ class Alarms:
     Args:
         config: limits.
         clock: seconds, monotonic as far as the machine's is.
-        raised: called with an alarm when it begins.
+        begun, ended: called with an alarm when it begins and when it ends.
 
     Attributes: times: how often each began.
 
     """
 
     def __init__(
-        self, config: GuardConfig, clock: Callable[[], float], raised: Callable[[GuardCause], None]
+        self,
+        config: GuardConfig,
+        clock: Callable[[], float],
+        begun: Callable[[GuardCause], None],
+        ended: Callable[[GuardCause], None],
     ) -> None:
         self.times: Counter[GuardCause] = Counter()
         self._config = config
         self._clock = clock
-        self._raised = raised
+        self._begun = begun
+        self._ended = ended
         self._sound_steps_left: dict[GuardCause, int] = {}
         self._step_times = StepTimes(config.step_time_factor, config.clear_steps)
         self._zeros = 0
@@ -100,7 +105,7 @@ class Alarms:
     def draft_changed(self) -> None:
         """Other weights: what was seen of acceptance no longer holds."""
         self._zeros = 0
-        self._zero_stands = False
+        self._end_zero()
         self._zero_wait.reset()
 
     def observe(self, step: StepObservation, accepted_drafts: int, reports_dropped: int) -> bool:
@@ -142,7 +147,7 @@ class Alarms:
     def _count_acceptance(self, verified: int, accepted_drafts: int) -> None:
         if accepted_drafts:
             self._zeros = 0
-            self._zero_stands = False
+            self._end_zero()
             self._steps_with_acceptance += 1
             if self._steps_with_acceptance >= self._config.clear_steps:
                 self._zero_wait.reset()
@@ -155,12 +160,18 @@ class Alarms:
             self._zero_wait.fail()
             self._begin(GuardCause.ZERO_ACCEPTANCE)
 
+    def _end_zero(self) -> None:
+        if self._zero_stands:
+            self._zero_stands = False
+            self._ended(GuardCause.ZERO_ACCEPTANCE)
+
     def _count_sound_step(self) -> None:
         for cause in tuple(self._sound_steps_left):
             self._sound_steps_left[cause] -= 1
             if not self._sound_steps_left[cause]:
                 del self._sound_steps_left[cause]
+                self._ended(cause)
 
     def _begin(self, cause: GuardCause) -> None:
         self.times[cause] += 1
-        self._raised(cause)
+        self._begun(cause)

@@ -2,8 +2,9 @@
 
 Over a window of timed steps: the tokens that the baseline would have brought in their measured times, less
 the tokens that they brought. It trips where that is more than ``margin`` of the former and more than
-``DEVIATIONS`` standard deviations of chance, as the steps themselves scatter. The baseline then decides for a
-while (``backoff.py``), learning goes on, and the policy gets another try.
+``DEVIATIONS`` standard deviations of chance, as the steps themselves scatter. The first window of a policy is
+left to it to learn in. After a trip the baseline decides for a while (``backoff.py``), learning goes on, and
+the policy gets another try.
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ class OutputRate:
         self.backoff = backoff
         self._window_steps = window_steps
         self._margin = margin
-        self.restart()
+        self._still_learning = True
+        self._restart()
 
-    def restart(self) -> None:
-        """Begin a new window."""
+    def begin_anew(self) -> None:
+        """Another policy: no failures, and a window to learn in."""
+        self.backoff.reset()
+        self._still_learning = True
+        self._restart()
+
+    def _restart(self) -> None:
         self._steps = 0
         self._baseline_tokens = self._short = self._short_squared = 0.0
 
@@ -47,7 +54,9 @@ class OutputRate:
             return False
         chance = math.sqrt(max(self._short_squared - self._short**2 / self._steps, 0.0))
         trips = self._short > self._margin * self._baseline_tokens and self._short > DEVIATIONS * chance
-        self.restart()
+        trips &= not self._still_learning
+        self._still_learning = False
+        self._restart()
         if trips:
             self.backoff.fail()
         else:

@@ -1,0 +1,89 @@
+"""What each tier would bring: by the policy's own model, or by the guard's where the policy has none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgov.policies.rate_model import RateModel
+from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, StepObservation
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Expected output tokens of the whole batch in one step, and the step's time, by tier."""
+
+    batch_size: int
+    tokens: list[float]
+    ms: list[float]
+
+    def loss(self, tier: int, baseline: int, batch_size: int) -> tuple[float, float]:
+        """Tokens that a step at ``tier`` loses against ``baseline``, and what that would bring in its time.
+
+        Tiers are indices. ``batch_size`` may be a little other than that of the estimates, per request.
+        """
+        share = batch_size / self.batch_size
+        of_baseline = self.tokens[baseline] / self.ms[baseline] * self.ms[tier]
+        return (of_baseline - self.tokens[tier]) * share, of_baseline * share
+
+    def best(self, tiers: list[int]) -> int:
+        """Of the indices ``tiers`` the one with the largest output rate."""
+        return max(tiers, key=lambda tier: self.tokens[tier] / self.ms[tier])
+
+
+class Estimator:
+    """Gives the estimates for a choice. It learns only once a policy came without a model of its own."""
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._context = context
+        self._own: RateModel | None = None
+        self._seen: tuple[int, Floats, Floats] | None = None
+        self._estimates: Estimates
+
+    def observe(self, step: StepObservation) -> None:
+        """Learn from a sound step."""
+        if self._own is not None:
+            self._own.observe(step)
+
+    def forget(self) -> None:
+        """Drop what is known of acceptance; step times stay."""
+        if self._own is not None:
+            self._own.acceptance.forget()
+
+    def of(self, choice: Choice, batch: BatchView) -> Estimates:
+        """The estimates for the batch that the choice was made for; the same object while they are the same.
+
+        Raises:
+            PolicyError: the policy's own are no positive numbers.
+
+        """
+        tokens, ms = choice.expected_tokens, choice.expected_ms
+        count = len(self._context.engine.tiers)
+        if tokens is None or ms is None or len(tokens) != count or len(ms) != count:
+            tokens, ms = self._own_estimates(batch)
+        size = max(batch.batch_size, 1)
+        seen = self._seen
+        if seen is None or seen[0] != size or seen[1] is not tokens or seen[2] is not ms:
+            self._estimates = _checked(size, tokens, ms)
+            self._seen = (size, tokens, ms)
+        return self._estimates
+
+    def _own_estimates(self, batch: BatchView) -> tuple[Floats, Floats]:
+        if self._own is None:
+            self._own = RateModel(self._context, cold_draft_margin=0.0)
+        rates = self._own.rates(batch)
+        return rates.tokens, rates.ms[rates.grid]
+
+
+def _checked(batch_size: int, tokens: Floats, ms: Floats) -> Estimates:
+    estimates = Estimates(batch_size, tokens.tolist(), ms.tolist())
+    if not (math.isfinite(sum(estimates.tokens) + sum(estimates.ms)) and min(estimates.ms) > 0):
+        raise PolicyError(
+            f"the policy expects {estimates.tokens} tokens in {estimates.ms} ms by tier, which cannot be"
+        )
+    return estimates

@@ -1,0 +1,320 @@
+"""One place between policy and engine: every decision passes here, and every report.
+
+In this order:
+
+1. A signal is broken (``alarms.py``), the newest report is old, or the policy's measured output rate fell
+   short (``output_rate.py``): the policy is not asked, the baseline decides.
+2. Otherwise the policy chooses, and its choice is refused where it switches tiers too often
+   (``switching.py``: the tier is kept) or where its estimated loss cannot be paid (``budget.py``: the
+   baseline decides). That its tiers are the engine's is checked first.
+3. Whoever chose, tiers that would break a latency target are replaced (``latency.py``).
+
+Losses are counted between what the latency targets leave of the two choices, so that a policy does not pay
+for a target. Nothing here waits, and what it costs a decision is some microseconds beside the policy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import NamedTuple
+
+from specgov.controller.decision import check_ranges
+from specgov.controller.guard.alarms import Alarms
+from specgov.controller.guard.backoff import Backoff
+from specgov.controller.guard.budget import Budget
+from specgov.controller.guard.causes import GuardCause
+from specgov.controller.guard.config import GuardConfig
+from specgov.controller.guard.estimates import Estimates, Estimator
+from specgov.controller.guard.latency import Latency
+from specgov.controller.guard.notices import Notices
+from specgov.controller.guard.output_rate import OutputRate
+from specgov.controller.guard.switching import Switching
+from specgov.controller.validation import MAX_STEP_MS, Cause
+from specgov.policies.registry import make_policy
+from specgov.policies.tiers import nearest_threshold, tier_ranges
+from specgov.policies.types import (
+    BatchView,
+    Choice,
+    EngineSpec,
+    Policy,
+    PolicyContext,
+    PolicyError,
+    Reason,
+    StepObservation,
+    TierRange,
+)
+from specgov.proto.v1 import specgov_pb2 as pb
+
+DEFAULT_BASELINE = (32, 3)
+"""Batch size and num_steps of the threshold that is the baseline where none is named: what the engine's own
+client falls back to."""
+
+_IMPOSSIBLE = (Cause.IMPOSSIBLE_COUNT, Cause.OUT_OF_RANGE, Cause.NOT_A_NUMBER)
+"""What is merely out of order or of another engine is refused too, and says nothing of the signals."""
+
+
+class Verdict(NamedTuple):
+    """What is sent, and why it is not the policy's own choice; NONE where it is."""
+
+    choice: Choice
+    cause: GuardCause
+
+
+class Guard:
+    """The guard of one engine.
+
+    Args:
+        config: what it allows.
+        engine_id: for its latency targets and its log lines.
+        context: the engine, its step times and the clock.
+
+    Attributes: interventions: decisions that were not the policy's own, by cause.
+
+    Raises:
+        PolicyError: the baseline cannot be used on this engine.
+
+    """
+
+    def __init__(self, config: GuardConfig, engine_id: str, context: PolicyContext) -> None:
+        self.config = config
+        self.interventions: Counter[GuardCause] = Counter()
+        self._engine = context.engine
+        self._index = {tier: index for index, tier in enumerate(context.engine.tiers)}
+        self._raised: Counter[GuardCause] = Counter()
+        self._known_ranges: tuple[TierRange, ...] = ()
+        self._notices = Notices(engine_id, context.clock)
+        self._alarms = Alarms(config, context.clock, self._begin, self._notices.end)
+        self._estimator = Estimator(context)
+        self._estimates: Estimates | None = None
+        self._budget = Budget(config.allowance_tokens, config.loss_share, context.engine.decision_lag_steps)
+        self._output_rate = OutputRate(
+            config.rate_window_steps,
+            config.rate_margin,
+            Backoff(config.first_backoff_steps, config.largest_backoff_steps),
+        )
+        self._switching = Switching(config.most_switches, config.switch_window_steps, config.dwell_steps)
+        self._latency = Latency(config.targets(engine_id))
+        self.baseline_text = config.baseline or nearest_threshold(context.engine.tiers, *DEFAULT_BASELINE)
+        self._baseline = _baseline_choice(self.baseline_text, context)
+        self._smallest = _one_tier(self._engine, self._engine.tiers[0])
+        self._probe = _one_tier(self._engine, next((k for k in self._engine.tiers if k > 0), 0))
+
+    # -- reports ---------------------------------------------------------------------------------
+
+    def admit(self, step: StepObservation, *, followed: bool, reports_dropped: int) -> bool:
+        """Take a step in; whether the policy may learn from it.
+
+        Args:
+            step: the step; warm-up steps are nobody's to learn from and are not to be given.
+            followed: whether it followed a decision of the sidecar's.
+            reports_dropped: reports that were lost before this one.
+
+        """
+        if not self.config.enabled:
+            return True
+        accepted_drafts = int(step.accepted.sum())
+        learns = self._alarms.observe(step, accepted_drafts, reports_dropped)
+        if self._output_rate.backoff.left_steps:
+            self._output_rate.backoff.step()
+        elif followed and learns:
+            self._measure(step, accepted_drafts)
+        if followed and learns and self._estimates is not None:
+            self._budget.made(*self._loss(self._estimates, step.num_steps, step.batch_size))
+        if learns:
+            self._estimator.observe(step)
+        return learns
+
+    def rejected(self, cause: Cause, report: pb.StepReport) -> None:
+        """A report was refused; an alarm where it tells of what cannot have happened."""
+        if cause in _IMPOSSIBLE:
+            no_time = report.step_time_valid and not 0 < report.step_time_us <= MAX_STEP_MS * 1000
+            self._alarms.raise_alarm(GuardCause.STEP_TIME if no_time else GuardCause.IMPOSSIBLE_REPORT)
+
+    def stream_began(self, *, new_boot: bool) -> None:
+        """The engine connected."""
+        self._alarms.stream_began(new_boot)
+        if new_boot:
+            self._switching.restart()
+
+    def draft_changed(self) -> None:
+        """The engine has other weights: what is known of acceptance no longer holds."""
+        self._alarms.draft_changed()
+        self._estimator.forget()
+        self.policy_changed()
+
+    def policy_changed(self) -> None:
+        """Another policy gets its chance; what was lost stays lost."""
+        self._output_rate.begin_anew()
+
+    # -- decisions -------------------------------------------------------------------------------
+
+    def decide(self, policy: Policy, batch: BatchView) -> Verdict:
+        """The choice to send for the batch.
+
+        Args:
+            policy: asked unless the baseline is to decide.
+            batch: as the newest report left it.
+
+        Raises:
+            PolicyError: the policy chose what the engine cannot do.
+
+        """
+        if not self.config.enabled:
+            return Verdict(policy.choose(batch), GuardCause.NONE)
+        choice, cause = self._choose(policy, batch)
+        if self._latency.has_target and self._estimates is not None:
+            choice, cause = self._keep_latency(choice, cause, self._estimates)
+        num_steps = choice.num_steps_for(batch.batch_size)
+        self._switching.decided(num_steps, batch.step_id)
+        if self._estimates is not None:
+            self._budget.decided(*self._loss(self._estimates, num_steps, batch.batch_size))
+        if cause:
+            self.interventions[cause] += 1
+            if not (cause.is_alarm or cause is GuardCause.OUTPUT_RATE):  # those are told of as they begin
+                self._notices.say(cause)
+        return Verdict(choice, cause)
+
+    @property
+    def standing(self) -> GuardCause:
+        """Why the policy is not asked at present; NONE where it is."""
+        alarm = self._alarms.standing
+        if alarm:
+            return alarm
+        silent_s = self._alarms.silent_s
+        if silent_s is not None and silent_s > self.config.stale_s:
+            return GuardCause.STALE
+        return GuardCause.OUTPUT_RATE if self._output_rate.backoff.left_steps else GuardCause.NONE
+
+    @property
+    def trips(self) -> int:
+        """How often the output rate fell short so that the baseline took over."""
+        return self._output_rate.backoff.failures
+
+    def take_raised(self) -> Counter[GuardCause]:
+        """Alarms and fallbacks that began since this was last asked."""
+        raised = self._raised
+        if raised:
+            self._raised = Counter()
+        return raised
+
+    def state(self) -> pb.GuardState:
+        """The guard as the admin service shows it."""
+        standing = self.standing
+        wait = self._output_rate.backoff.left_steps
+        if standing.is_alarm:
+            wait = self._alarms.clears_after_steps
+        state = pb.GuardState(
+            enabled=self.config.enabled,
+            baseline=self.baseline_text,
+            standing_cause=int(standing),  # type: ignore[arg-type]  # the enums' values are the same
+            clears_after_steps=wait,
+            learning=not standing.is_alarm,
+            budget_tokens=self._budget.tokens,
+            allowance_tokens=self._budget.allowance_tokens,
+            estimated_gain_tokens=self._budget.gain_tokens,
+            estimated_baseline_tokens=self._budget.baseline_tokens,
+            interventions=_counts(self.interventions),
+            alarms=_counts(self._alarms.times + Counter({GuardCause.OUTPUT_RATE: self.trips})),
+        )
+        silent_s = self._alarms.silent_s
+        if silent_s is not None:
+            state.silent_s = silent_s
+        return state
+
+    # -- within ----------------------------------------------------------------------------------
+
+    def _choose(self, policy: Policy, batch: BatchView) -> Verdict:
+        standing = self.standing
+        if standing is GuardCause.ZERO_ACCEPTANCE:
+            return Verdict(self._probe if self._alarms.takes_probe() else self._smallest, standing)
+        if standing:
+            return Verdict(self._baseline, standing)
+        choice = policy.choose(batch)
+        if choice.ranges is not self._known_ranges:
+            check_ranges(choice.ranges, self._engine, policy.name)
+            self._known_ranges = choice.ranges
+        if choice.reason == Reason.FALLBACK:
+            return Verdict(choice, GuardCause.POLICY_FAILED)
+        if choice.expected_tokens is None and choice.ranges == self._baseline.ranges:
+            self._estimates = None  # nothing to lose, and no model needed
+        else:
+            self._estimates = self._estimator.of(choice, batch)
+        num_steps = choice.num_steps_for(batch.batch_size)
+        if not self._switching.allows(num_steps, batch.step_id):
+            kept = _one_tier(self._engine, self._switching.tier)
+            return Verdict(_with_estimates(kept, choice), GuardCause.THRASHING)
+        if self._estimates is not None:
+            loss = self._loss(self._estimates, num_steps, batch.batch_size)
+            if not self._budget.affords(*loss):
+                return Verdict(_with_estimates(self._baseline, choice), GuardCause.BUDGET)
+        return Verdict(choice, GuardCause.NONE)
+
+    def _keep_latency(self, choice: Choice, cause: GuardCause, estimates: Estimates) -> Verdict:
+        excess = self._latency.excess(estimates)
+        if all(excess[self._index[part.num_steps]] <= 1.0 for part in choice.ranges):
+            return Verdict(choice, cause)
+        instead = self._engine.tiers[self._latency.instead(estimates, excess)]
+        starts = [
+            (
+                part.batch_size_min,
+                part.num_steps if excess[self._index[part.num_steps]] <= 1.0 else instead,
+            )
+            for part in choice.ranges
+        ]
+        ranges = tier_ranges(self._engine, starts)
+        before = choice.num_steps_for(estimates.batch_size)
+        choice = replace(choice, ranges=ranges, propensity=None)
+        changed = choice.num_steps_for(estimates.batch_size) != before
+        return Verdict(choice, GuardCause.LATENCY if changed and not cause else cause)
+
+    def _loss(self, estimates: Estimates, num_steps: int, batch_size: int) -> tuple[float, float]:
+        """Of a step at ``num_steps`` against the baseline, both as the latency targets leave them."""
+        tier = self._index[num_steps]
+        baseline = self._index[self._baseline.num_steps_for(batch_size)]
+        if self._latency.has_target:
+            excess = self._latency.excess(estimates)
+            instead = self._latency.instead(estimates, excess)
+            tier = tier if excess[tier] <= 1.0 else instead
+            baseline = baseline if excess[baseline] <= 1.0 else instead
+        return estimates.loss(tier, baseline, max(batch_size, 1))
+
+    def _measure(self, step: StepObservation, accepted_drafts: int) -> None:
+        """Compare a timed step with what was expected of it and of the baseline."""
+        live = len(step.accepted)
+        if self._estimates is None or step.step_ms is None or not live:
+            return
+        estimates, share = self._estimates, step.batch_size / self._estimates.batch_size
+        if step.batch_size == estimates.batch_size:
+            self._latency.observe(step.step_ms / estimates.ms[self._index[step.num_steps]])
+        baseline = self._index[self._baseline.num_steps_for(step.batch_size)]
+        expected = estimates.tokens[baseline] / estimates.ms[baseline] * step.step_ms * share
+        # Requests that ended before the result was processed are not reported, and made tokens all the same.
+        output_tokens = (accepted_drafts + live) * step.batch_size / live
+        if self._output_rate.measure(output_tokens, expected):
+            self._begin(GuardCause.OUTPUT_RATE)
+
+    def _begin(self, cause: GuardCause) -> None:
+        self._raised[cause] += 1
+        self._notices.say(cause, clears_after_steps=self.state().clears_after_steps)
+
+
+def _baseline_choice(text: str, context: PolicyContext) -> Choice:
+    try:
+        rule: Policy = make_policy(text, context)
+    except PolicyError as error:
+        raise PolicyError(f"guard.baseline: {error}") from error
+    return rule.choose(BatchView(batch_size=1))
+
+
+def _one_tier(engine: EngineSpec, num_steps: int) -> Choice:
+    return Choice(tier_ranges(engine, [(1, num_steps)]), propensity=1.0)
+
+
+def _with_estimates(choice: Choice, of: Choice) -> Choice:
+    """The choice in place of one that was refused, with its estimates; how probable it was is not known."""
+    return Choice(choice.ranges, Reason.GUARD, None, of.expected_tokens, of.expected_ms)
+
+
+def _counts(times: Counter[GuardCause]) -> list[pb.GuardCount]:
+    return [pb.GuardCount(cause=int(cause), times=n) for cause, n in sorted(times.items()) if n]  # type: ignore[arg-type]
