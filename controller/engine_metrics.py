@@ -27,6 +27,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from specgov.controller.guard.metrics import guard_families
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class EngineMetrics(Collector):
         with self._lock:
             labelled = dict(self._labelled)
         yield from _gauges({name: one.engine for name, one in labelled.items()})
+        yield from guard_families({name: one.engine.guard for name, one in labelled.items()})
         tallies = {name: one.tally for name, one in labelled.items()}
         yield from _counts(tallies | ({OVERFLOW: self._overflow} if self._overflow.decisions else {}))
 

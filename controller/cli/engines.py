@@ -192,6 +192,8 @@ def _print_engine(answer: specgov_pb2.GetEngineResponse) -> None:
     ]
     if engine.policy_failure:
         facts.append(("policy failed", engine.policy_failure))
+    if engine.HasField("guard"):
+        facts += _guard_facts(engine.guard)
     if engine.HasField("decision_lag_steps_p50"):
         facts.append(("decision lag p50", f"{engine.decision_lag_steps_p50:g} steps"))
     if engine.HasField("last_step"):
@@ -217,6 +219,43 @@ def _print_engine(answer: specgov_pb2.GetEngineResponse) -> None:
         ]
         console.print("Last decisions, oldest first:")
         console.print(output.table(columns, rows_of_decisions))
+
+
+def _guard_facts(guard: specgov_pb2.GuardState) -> list[tuple[str, object]]:
+    if not guard.enabled:
+        return [("guard", "off")]
+    standing = "the policy decides"
+    if guard.standing_cause:
+        word = _cause_word(guard.standing_cause)
+        standing = f"{word}: the policy is not asked"
+        if guard.clears_after_steps:
+            standing += f" for {guard.clears_after_steps} steps at least"
+        if not guard.learning:
+            standing += ", and nothing is learnt"
+    facts: list[tuple[str, object]] = [
+        ("guard", standing),
+        (
+            "  budget",
+            f"{guard.budget_tokens:.0f} of {guard.allowance_tokens:.0f} tokens may be lost against "
+            f"{guard.baseline} (estimated)",
+        ),
+    ]
+    if guard.estimated_baseline_tokens:
+        share = 100.0 * guard.estimated_gain_tokens / guard.estimated_baseline_tokens
+        facts.append(
+            ("  against it", f"{share:+.1f} %, {guard.estimated_gain_tokens:+.0f} tokens so far (estimated)")
+        )
+    for name, counts in (("  alarms", guard.alarms), ("  stepped in", guard.interventions)):
+        if counts:
+            facts.append((name, ", ".join(f"{_cause_word(c.cause)} {c.times}" for c in counts)))
+    if guard.HasField("silent_s"):
+        facts.append(("  last report", f"{guard.silent_s:.1f} s ago"))
+    return facts
+
+
+def _cause_word(cause: int) -> str:
+    name = specgov_pb2.GuardCause.Name(specgov_pb2.GuardCause.ValueType(cause))
+    return name.removeprefix("GUARD_CAUSE_").lower()
 
 
 def _mode_word(mode: int) -> str:

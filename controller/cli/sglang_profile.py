@@ -174,6 +174,7 @@ class _Recorder:
 @contextlib.contextmanager
 def _cycling_sidecar(target: str, log: Path, hold_steps: int) -> Iterator[Sidecar]:
     from specgov.controller.config import DecisionLogConfig, ServeConfig
+    from specgov.controller.guard.config import GuardConfig
     from specgov.controller.listen import ListenError
     from specgov.controller.server import Sidecar
     from specgov.policies.registry import register
@@ -181,7 +182,10 @@ def _cycling_sidecar(target: str, log: Path, hold_steps: int) -> Iterator[Sideca
     register("cycle", CYCLE_RULE)
     decision_log = DecisionLogConfig(path=str(log), max_mb=MAX_LOG_MB, keep_files=0, flush_s=FLUSH_S)
     config = ServeConfig(
-        listen=remote.grpc_target(target), policy=f"cycle:{hold_steps}", decision_log=decision_log
+        listen=remote.grpc_target(target),
+        policy=f"cycle:{hold_steps}",
+        decision_log=decision_log,
+        guard=GuardConfig(enabled=False),  # slow tiers are to be measured too
     )
     try:
         sidecar = Sidecar(config)

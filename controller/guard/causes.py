@@ -34,6 +34,11 @@ class GuardCause(enum.IntEnum):
         return GuardCause.IMPOSSIBLE_REPORT <= self <= GuardCause.CLOCK_STEPPED
 
     @property
+    def stands(self) -> bool:
+        """Whether it lasts for some time, in which the policy is not asked."""
+        return self.is_alarm or self in (GuardCause.STALE, GuardCause.OUTPUT_RATE)
+
+    @property
     def reason(self) -> Reason:
         """What the decision gives as its reason: a choice that was refused, or a policy not even asked."""
         return Reason.GUARD if self in _REFUSALS else Reason.FALLBACK

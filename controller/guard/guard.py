@@ -81,7 +81,6 @@ class Guard:
         self.interventions: Counter[GuardCause] = Counter()
         self._engine = context.engine
         self._index = {tier: index for index, tier in enumerate(context.engine.tiers)}
-        self._raised: Counter[GuardCause] = Counter()
         self._known_ranges: tuple[TierRange, ...] = ()
         self._notices = Notices(engine_id, context.clock)
         self._alarms = Alarms(config, context.clock, self._begin, self._notices.end)
@@ -191,12 +190,15 @@ class Guard:
         """How often the output rate fell short so that the baseline took over."""
         return self._output_rate.backoff.failures
 
-    def take_raised(self) -> Counter[GuardCause]:
-        """Alarms and fallbacks that began since this was last asked."""
-        raised = self._raised
-        if raised:
-            self._raised = Counter()
-        return raised
+    @property
+    def alarms(self) -> Counter[GuardCause]:
+        """How often each alarm, and the fallback for want of output rate, began."""
+        return self._alarms.times + Counter({GuardCause.OUTPUT_RATE: self.trips})
+
+    @property
+    def budget_tokens(self) -> float:
+        """Estimated tokens that may still be lost against the baseline."""
+        return self._budget.tokens
 
     def state(self) -> pb.GuardState:
         """The guard as the admin service shows it."""
@@ -215,7 +217,7 @@ class Guard:
             estimated_gain_tokens=self._budget.gain_tokens,
             estimated_baseline_tokens=self._budget.baseline_tokens,
             interventions=_counts(self.interventions),
-            alarms=_counts(self._alarms.times + Counter({GuardCause.OUTPUT_RATE: self.trips})),
+            alarms=_counts(self.alarms),
         )
         silent_s = self._alarms.silent_s
         if silent_s is not None:
@@ -295,7 +297,6 @@ class Guard:
             self._begin(GuardCause.OUTPUT_RATE)
 
     def _begin(self, cause: GuardCause) -> None:
-        self._raised[cause] += 1
         self._notices.say(cause, clears_after_steps=self.state().clears_after_steps)
 
 

@@ -15,10 +15,13 @@ from prometheus_client import Metric
 
 from specgov.controller.engine import StepRecord
 from specgov.controller.engine_metrics import OVERFLOW, EngineMetrics
+from specgov.controller.guard.config import GuardConfig
+from specgov.controller.guard.guard import Guard
 from specgov.controller.metrics import Metrics
-from specgov.policies.types import StepObservation
+from specgov.policies.types import EngineSpec, PolicyContext, StepObservation
 from specgov.proto.v1 import specgov_pb2 as pb
 
+CONTEXT = PolicyContext(EngineSpec((0, 3)), np.random.default_rng(0), clock=lambda: 0.0)
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -32,6 +35,7 @@ class FakeEngine:
     policy_failure: str = ""
     policy: Any = field(default_factory=lambda: SimpleNamespace(name="greedy", version="1"))
     last_record: StepRecord | None = None
+    guard: Guard = field(default_factory=lambda: Guard(GuardConfig(), "e", CONTEXT))
 
 
 def engine(engine_id: str, **changes: Any) -> Any:
