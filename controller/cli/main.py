@@ -57,6 +57,7 @@ COMMANDS = (
     ),
     Command("engines policy", "controller.cli.engines:policy", "Give an engine another policy"),
     Command("engines watch", "controller.cli.engines:watch", "Follow the engines step by step"),
+    Command("top", "controller.cli.top:top", "Show the engines live, in a terminal"),
     Command("config check", "controller.cli.config:check", "Check a configuration file of the sidecar"),
     Command("emulate", "controller.cli.emulate:emulate", "Play an engine against a running sidecar"),
     Command("replay", "controller.cli.replay:replay", "Compare the policies on a recording's step costs"),
