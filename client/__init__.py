@@ -5,6 +5,7 @@ from specgov.client.errors import ClientError
 from specgov.client.messages import Decision, Report, TierRange
 from specgov.client.relay import RelayClient
 from specgov.client.stream import StreamLimits
+from specgov.client.tls import TlsFiles
 
 __all__ = [
     "ClientError",
@@ -15,4 +16,5 @@ __all__ = [
     "StreamClient",
     "StreamLimits",
     "TierRange",
+    "TlsFiles",
 ]

@@ -13,6 +13,7 @@ from specgov.client.errors import ClientError
 from specgov.client.mailbox import Mailbox
 from specgov.client.messages import Decision, Report
 from specgov.client.stream import Stream, StreamLimits
+from specgov.client.tls import TlsFiles
 from specgov.proto.v1 import specgov_pb2 as pb
 
 DEFAULT_QUEUE_SIZE = 256
@@ -61,6 +62,7 @@ class StreamClient:
         rng: source of the reconnect jitter.
         limits: reconnect pacing and what is accepted from the sidecar.
         on_decision: called with each decision on the stream's thread; it must not wait.
+        tls: for a target ``HOST:PORT`` that wants TLS; the files are read anew for each connection.
 
     Raises:
         ClientError: the target or an argument cannot be used.
@@ -77,12 +79,13 @@ class StreamClient:
         rng: random.Random | None = None,
         limits: StreamLimits | None = None,
         on_decision: Callable[[Decision], None] | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         check_arguments(target, info, queue_size)
         self._mailbox = Mailbox(queue_size, on_decision)
         self._clock = clock
         jitter = rng or random.Random()  # noqa: S311 - spreads reconnects, guards nothing
-        self._stream = Stream(target, info, self._mailbox, limits or StreamLimits(), clock, jitter)
+        self._stream = Stream(target, info, self._mailbox, limits or StreamLimits(), clock, jitter, tls)
         self._pid: int | None = None
         self._closer: weakref.finalize[..., StreamClient] | None = None
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from specgov.client.client import ClientStats
 from specgov.client.messages import Decision, decision_from_proto, decision_to_proto
 from specgov.client.stream import StreamLimits
+from specgov.client.tls import TlsFiles
 from specgov.proto.v1 import specgov_pb2 as pb
 
 INFO = b"I"  # EngineInfo; the first packet to the relay
@@ -62,9 +63,12 @@ class RelayArguments:
     target: str
     queue_size: int
     limits: StreamLimits
+    tls: TlsFiles | None = None  # paths; what they hold is in no argument
 
 
 def arguments_from_json(text: str) -> RelayArguments:
     """The arguments of which ``text`` is ``json.dumps(asdict(arguments))``."""
     values = json.loads(text)
-    return RelayArguments(**(values | {"limits": StreamLimits(**values["limits"])}))
+    tls = values["tls"]
+    read = {"limits": StreamLimits(**values["limits"]), "tls": None if tls is None else TlsFiles(**tls)}
+    return RelayArguments(**(values | read))

@@ -27,6 +27,7 @@ from specgov.client.mailbox import MAX_EVENTS
 from specgov.client.messages import Decision, Report, report_to_proto
 from specgov.client.relay_line import RelayLine
 from specgov.client.stream import StreamLimits
+from specgov.client.tls import TlsFiles
 from specgov.proto.v1 import specgov_pb2 as pb
 
 log = logging.getLogger("specgov.client")
@@ -63,6 +64,7 @@ class RelayClient:
         queue_size: reports that the relay keeps while there is no sidecar; when full, the oldest make way.
         clock: seconds, monotonic.
         limits: the relay's reconnect pacing and what is accepted from the sidecar.
+        tls: for a target ``HOST:PORT`` that wants TLS; the relay reads the files for each connection.
 
     Raises:
         ClientError: the target or an argument cannot be used.
@@ -77,13 +79,14 @@ class RelayClient:
         queue_size: int = DEFAULT_QUEUE_SIZE,
         clock: Callable[[], float] = time.monotonic,
         limits: StreamLimits | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         check_arguments(target, info, queue_size)
         self._clock = clock
         self._limits = limits or StreamLimits()
         self._tiers = frozenset(info.tiers)
         self._life = DecisionLife()
-        self._line = RelayLine(target, info, queue_size, self._limits)
+        self._line = RelayLine(target, info, queue_size, self._limits, tls)
         self._closer: weakref.finalize[..., RelayClient] | None = None
         self._buffer = memoryview(bytearray(packets.MAX_BYTES))
         self._events: deque[bytes] = deque(maxlen=MAX_EVENTS)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 from specgov.client import packets
 from specgov.client.stream import StreamLimits
+from specgov.client.tls import TlsFiles
 from specgov.proto.v1 import specgov_pb2 as pb
 
 _KILL_S = 2.0
@@ -24,11 +25,19 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 class RelayLine:
     """``connection`` is the engine's end, None where there is no relay."""
 
-    def __init__(self, target: str, info: pb.EngineInfo, queue_size: int, limits: StreamLimits) -> None:
+    def __init__(
+        self,
+        target: str,
+        info: pb.EngineInfo,
+        queue_size: int,
+        limits: StreamLimits,
+        tls: TlsFiles | None = None,
+    ) -> None:
         self._target = target
         self._info = packets.INFO + info.SerializeToString()
         self._queue_size = queue_size
         self._limits = limits
+        self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
         self.connection: socket.socket | None = None
         self.owner_pid = 0
@@ -50,7 +59,7 @@ class RelayLine:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             arguments = packets.RelayArguments(
-                theirs.fileno(), os.getpid(), self._target, self._queue_size, self._limits
+                theirs.fileno(), os.getpid(), self._target, self._queue_size, self._limits, self._tls
             )
             # -P: nothing in the engine's working directory is imported. A process group of its own: Ctrl-C
             # ends the engine, and that ends the relay, in this order. Not a session: Linux may schedule

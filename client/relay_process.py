@@ -99,6 +99,7 @@ class Relay:
             queue_size=arguments.queue_size,
             limits=arguments.limits,
             on_decision=self._outbox.decide,
+            tls=arguments.tls,
         )
 
     def _carry(self, client: StreamClient) -> None:

@@ -13,6 +13,7 @@ import grpc
 from specgov.client.mailbox import Mailbox
 from specgov.client.messages import decision_from_proto
 from specgov.client.sender import Counters, Sender
+from specgov.client.tls import TlsFiles, open_channel
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
 
@@ -25,6 +26,12 @@ _CHANNEL_OPTIONS = (
     # back-off.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", 64 * 1024),
+    # A sidecar whose machine is gone, or that stands still, is found out and the connection made anew. gRPC
+    # waits for a ping's answer for the second of these limits, and a minute without it.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 _FLOOD_WINDOW_S = 1.0
 _SENDER_END_S = 1.0
@@ -62,6 +69,7 @@ class Stream:
         limits: StreamLimits,
         clock: Callable[[], float],
         rng: random.Random,
+        tls: TlsFiles | None = None,
     ) -> None:
         self._target = target
         self._info = pb.EngineMessage(info=info)
@@ -70,6 +78,7 @@ class Stream:
         self._limits = limits
         self._clock = clock
         self._rng = rng
+        self._tls = tls
         self._ending = threading.Event()
         # With it a call is either seen by whoever ends the stream or never made. Re-entrant, since a client
         # that is collected ends its stream on whichever thread the collector ran.
@@ -120,7 +129,7 @@ class Stream:
     def _connect_once(self) -> None:
         """One stream from first message to last; returns when it has ended, whatever the cause."""
         try:
-            with grpc.insecure_channel(self._target, _CHANNEL_OPTIONS) as channel:
+            with open_channel(self._target, self._tls, _CHANNEL_OPTIONS) as channel:
                 self._exchange(pb_grpc.SpeculationControllerStub(channel))
             self._note_end("the sidecar ended the stream")
         except _StreamEndError as error:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import grpc
 
+from specgov.client.errors import ClientError
+from specgov.client.tls import is_unix, open_channel
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
 from specgov.sglang_plugin import engine_probe, report, versions
@@ -148,15 +150,19 @@ def _sidecar(settings: Settings | None) -> Check:
         return Check.skipped(SIDECAR, "no target is known")
     target = settings.target
     start = f"start one: specgov serve --listen {target}"
-    with grpc.insecure_channel(target) as channel:
-        stub = pb_grpc.ControllerAdminStub(channel)
-        try:
-            answer = stub.ListEngines(pb.ListEnginesRequest(), timeout=SIDECAR_TIMEOUT_S)
-        except grpc.RpcError as error:
-            return _no_answer(target, error.code(), " ".join((error.details() or "").split()), start)
-    return Check.fine(
-        SIDECAR, f"answers at {target} and speaks this protocol; it knows {len(answer.engines)} engines"
+    # Of the engines' service: the operators' may be at another address, or want a token.
+    question = pb.DecideRequest(
+        batch_size=1, accept_length_at=pb.AcceptLengthAt(accept_length=1.5, num_steps=1)
     )
+    try:
+        with open_channel(target, settings.tls) as channel:
+            pb_grpc.SpeculationControllerStub(channel).Decide(question, timeout=SIDECAR_TIMEOUT_S)
+    except ClientError as error:
+        return Check.failed(SIDECAR, str(error), "correct that file or its name")
+    except grpc.RpcError as error:
+        return _no_answer(target, error.code(), " ".join((error.details() or "").split()), start)
+    over = " over TLS" if settings.tls is not None and not is_unix(target) else ""
+    return Check.fine(SIDECAR, f"answers at {target}{over} and speaks this protocol")
 
 
 def _no_answer(target: str, code: grpc.StatusCode, details: str, start: str) -> Check:

@@ -53,7 +53,7 @@ def engine_info(
 def connect(settings: Settings, info: pb.EngineInfo) -> StreamClient | RelayClient:
     """A client, started."""
     kind = RelayClient if settings.client == "relay" else StreamClient
-    client = kind(settings.target, info)
+    client = kind(settings.target, info, tls=settings.tls)
     client.start()
     return client
 

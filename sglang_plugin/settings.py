@@ -15,6 +15,7 @@ from typing import Any
 
 from specgov.client.client import check_target
 from specgov.client.errors import ClientError
+from specgov.client.tls import TlsFiles
 from specgov.policies.registry import parse_policy
 from specgov.policies.types import PolicyError
 from specgov.sglang_plugin.errors import PluginError
@@ -40,6 +41,8 @@ class Settings:
     or off. ``engine_id``: "" for one made of host and port. ``profile``: the step-time profile that the
     sidecar starts from, "" for its own choice. ``max_errors``: exceptions after which the plugin gives up.
     ``client``: where the stream to the sidecar lives, in a process of its own (relay) or in a thread.
+    ``tls_ca``, ``tls_certificate``, ``tls_key``, ``tls_server_name``: as in ``TlsFiles``, for a ``HOST:PORT``
+    that wants TLS.
     """
 
     target: str
@@ -51,6 +54,21 @@ class Settings:
     profile: str = ""
     max_errors: int = 3
     client: str = "relay"
+    tls_ca: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_server_name: str = ""
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files for TLS, None where none is named.
+
+        Raises:
+            ClientError: some are named and others that they need are not.
+
+        """
+        named = (self.tls_ca, self.tls_certificate, self.tls_key, self.tls_server_name)
+        return TlsFiles(*named) if any(named) else None
 
 
 NAMES = tuple(field.name for field in fields(Settings))
@@ -78,7 +96,12 @@ def read_settings(environment: Mapping[str, str]) -> Settings | None:
         raise PluginError(
             f"{path}: target is missing: name the sidecar, as in target = 'unix:///run/specgov.sock'"
         )
-    return Settings(**values)
+    settings = Settings(**values)
+    try:
+        _ = settings.tls
+    except ClientError as error:
+        raise PluginError(str(error)) from error
+    return settings
 
 
 def _read_file(path: str) -> dict[str, Any]:
@@ -175,4 +198,8 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "profile": _name,
     "max_errors": _count,
     "client": _client,
+    "tls_ca": _text,
+    "tls_certificate": _text,
+    "tls_key": _text,
+    "tls_server_name": _name,
 }

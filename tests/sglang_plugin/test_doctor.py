@@ -103,12 +103,12 @@ def _tiers(path: str | None) -> tuple[int, ...]:
 
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Iterator[str]:
-    class Admin(pb_grpc.ControllerAdminServicer):
-        def ListEngines(self, request: Any, context: Any) -> pb.ListEnginesResponse:  # noqa: N802
-            return pb.ListEnginesResponse(engines=[pb.EngineState()])
+    class Controller(pb_grpc.SpeculationControllerServicer):
+        def Decide(self, request: Any, context: Any) -> pb.Decision:  # noqa: N802
+            return pb.Decision(num_steps=1)
 
     server = grpc.server(futures.ThreadPoolExecutor(1))
-    pb_grpc.add_ControllerAdminServicer_to_server(Admin(), server)
+    pb_grpc.add_SpeculationControllerServicer_to_server(Controller(), server)
     target = f"unix://{tmp_path}/s"
     server.add_insecure_port(target)
     server.start()
@@ -132,7 +132,7 @@ def test_a_server_that_will_be_governed(sglang: Any, sidecar: str) -> None:
     assert failed(checks) == []
     assert checks["worker"].found.startswith(f"EAGLEWorkerV2 ({__name__}), by --speculative-algorithm EAGLE;")
     assert checks["governed"].found == "adaptive is live: tiers 0, 1, 3, starting with 3"
-    assert checks["sidecar"].found.endswith("speaks this protocol; it knows 1 engines")
+    assert checks["sidecar"].found.endswith("answers at " + sidecar + " and speaks this protocol")
 
 
 @pytest.mark.parametrize(

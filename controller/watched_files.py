@@ -1,0 +1,17 @@
+"""Whether a file has changed, by what the system says of it, without reading it."""
+
+from __future__ import annotations
+
+import os
+
+Stamp = tuple[int, int, int] | None
+"""Device-independent marks of a file's contents: inode, size, nanoseconds of the last change; None: no file."""
+
+
+def stamp_of(path: str) -> Stamp:
+    """The file's stamp. A link's target counts, so that a swapped link is a change."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 one call that follows links
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
