@@ -18,6 +18,8 @@ from specgov.proto.v1 import specgov_pb2 as pb
 
 _KILL_S = 2.0
 _MODULE = "specgov.client.relay_process"
+# gRPC would write a line for each failed handshake into the engine's log.
+_QUIET = {"GRPC_VERBOSITY": "ERROR"}
 # numpy's BLAS would make a thread a core.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -70,7 +72,7 @@ class RelayLine:
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    env={**os.environ, **_ONE_THREAD},
+                    env={**_QUIET, **os.environ, **_ONE_THREAD},
                     pass_fds=(theirs.fileno(),),
                     process_group=0,
                 )

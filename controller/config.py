@@ -9,12 +9,20 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from specgov.controller.guard.config import GuardConfig
-from specgov.controller.listen import ListenError, parse_address, parse_tcp_address
+from specgov.controller.listen import ListenError, TcpAddress, is_loopback, parse_address, parse_tcp_address
 from specgov.controller.profiles import AUTO, NO_PROFILE, cached_profile
 from specgov.policies.registry import parse_policy
 
@@ -85,6 +93,20 @@ class TracingConfig(_Section):
     )
 
 
+class TlsConfig(_Section):
+    """``[tls]``: files in PEM for every TCP address, read anew where they change; none = no TLS."""
+
+    certificate: str = Field(
+        min_length=1, description="file of the sidecar's certificate, and those above it"
+    )
+    key: str = Field(min_length=1, description="file of its key, without a password")
+    client_ca: str | None = Field(
+        default=None,
+        min_length=1,
+        description="file of the authorities that sign clients' certificates: mutual TLS",
+    )
+
+
 class ServeConfig(_Section):
     """All that ``specgov serve`` can be told."""
 
@@ -96,7 +118,23 @@ class ServeConfig(_Section):
     socket_group: str | None = Field(
         default=None, min_length=1, description="group that may use the socket too (0660 instead of 0600)"
     )
-    allow_remote: bool = Field(default=False, description="let HOST:PORT be other than loopback")
+    admin_listen: str | None = Field(
+        default=None,
+        min_length=1,
+        description="unix:///PATH or HOST:PORT of the admin service; none = where the engines connect",
+    )
+    admin_socket_group: str | None = Field(
+        default=None, min_length=1, description="group that may use the socket of admin_listen too"
+    )
+    admin_token_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="file of tokens, one a line, of which the admin service wants one; none = it wants none",
+    )
+    insecure: bool = Field(
+        default=False, description="let HOST:PORT be without TLS: whoever reaches it may use it"
+    )
+    tls: TlsConfig | None = None
     policy: str = Field(
         default=DEFAULT_POLICY, description="policy of engines that get no other, as in threshold:32:3"
     )
@@ -137,7 +175,7 @@ class ServeConfig(_Section):
             cached_profile(name)
         return name
 
-    @field_validator("listen", "metrics")
+    @field_validator("listen", "admin_listen", "metrics")
     @classmethod
     def _address_is_one(cls, text: str | None, info: ValidationInfo) -> str | None:
         parse = parse_tcp_address if info.field_name == "metrics" else parse_address
@@ -147,6 +185,30 @@ class ServeConfig(_Section):
         except ListenError as error:
             raise ValueError(str(error)) from error
         return text
+
+    @model_validator(mode="after")
+    def _addresses_go_together(self) -> ServeConfig:
+        if self.admin_listen is not None and self.admin_listen == self.listen:
+            raise ValueError(
+                f"admin_listen {self.admin_listen}: the same as listen; without it both services are there"
+            )
+        for key in ("listen", "admin_listen"):
+            text = getattr(self, key)
+            address = None if text is None else parse_address(text)
+            if not isinstance(address, TcpAddress) or self.tls is not None:
+                continue
+            if not self.insecure:
+                raise ValueError(
+                    f"{key} {text}: TCP needs TLS (--tls-certificate and --tls-key), or --insecure if "
+                    "whoever reaches it may change the engines' speed; on one machine use a unix socket"
+                )
+            has_admin = key == "admin_listen" or self.admin_listen is None
+            if has_admin and self.admin_token_file is not None and not is_loopback(address.host):
+                raise ValueError(
+                    f"{key} {text}: tokens would travel in clear text: use TLS, or a unix socket or loopback "
+                    "address as admin_listen"
+                )
+        return self
 
 
 def load_config(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> ServeConfig:
@@ -200,13 +262,19 @@ def _problem(detail: dict[str, Any], text: str, path: str | Path | None, overrid
     keys = [str(part) for part in detail["loc"]]
     dotted = ".".join(keys)
     message = detail["msg"].removeprefix("Value error, ")
+    if not keys:  # it is about several, and says which
+        return message if path is None else f"{path}: {message}"
     if detail["type"] == "extra_forbidden":
         message = f"unknown key: there are {', '.join(_known_keys(keys[:-1]))}"
+    elif detail["type"] == "missing":
+        message = f"is missing: give it, or leave {keys[0]} out"
     elif detail["type"] != "value_error":
         message = f"{message}, not {detail['input']!r}"
     if dotted in overrides:
         option = dotted.removesuffix(".path").replace("_", "-").replace(".", "-")
         return f"option --{option}: {message}"
+    if path is None:  # an option left out that another one needs
+        return f"{dotted}: {message}"
     line = line_of_key(text, keys)
     return f"{path}{'' if line is None else f', line {line}'}: {dotted}: {message}"
 
@@ -215,8 +283,10 @@ def _known_keys(tables: list[str]) -> list[str]:
     """The keys that a table takes, by the names of the tables on the way to it."""
     section: type[BaseModel] = ServeConfig
     for table in tables:
-        inner = section.model_fields[table].annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        annotation = section.model_fields[table].annotation
+        kinds = (annotation, *get_args(annotation))
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if inner is None:
             return []
         section = inner
     return list(section.model_fields)

@@ -1,4 +1,4 @@
-"""Where the sidecar listens: a unix socket that only its user may open, or a loopback port."""
+"""Where the sidecar listens: a unix socket that only its user may open, or a TCP port."""
 
 from __future__ import annotations
 
@@ -119,17 +119,25 @@ def default_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"specgov-{os.getuid()}"
 
 
-def bind(server: grpc.Server, address: Address, *, socket_group: str | None, allow_remote: bool) -> Address:
+def bind(
+    server: grpc.Server,
+    address: Address,
+    *,
+    socket_group: str | None = None,
+    credentials: grpc.ServerCredentials | None = None,
+) -> Address:
     """Let ``server`` listen on ``address``; the address with the port that was bound.
 
+    ``credentials`` are for TCP; a unix socket's permissions are its own.
+
     Raises:
-        ListenError: in use, no permission, no such folder or group, or not loopback without ``allow_remote``.
+        ListenError: in use, no permission, no such folder or group.
 
     """
     if isinstance(address, UnixAddress):
         _bind_unix(server, address, socket_group)
         return address
-    return _bind_tcp(server, address, allow_remote)
+    return _bind_tcp(server, address, credentials)
 
 
 def _bind_unix(server: grpc.Server, address: UnixAddress, socket_group: str | None) -> None:
@@ -147,6 +155,7 @@ def _bind_unix(server: grpc.Server, address: UnixAddress, socket_group: str | No
     try:
         os.chown(address.path, -1, group_id)
     except PermissionError as error:
+        address.path.unlink(missing_ok=True)
         raise ListenError(f"{address}: may not be given to group {socket_group}: join it first") from error
     address.path.chmod(0o660)
 
@@ -175,15 +184,16 @@ def _make_room(path: Path) -> None:
         raise ListenError(f"{path}: another process is serving this socket; stop it or choose another path")
 
 
-def _bind_tcp(server: grpc.Server, address: TcpAddress, allow_remote: bool) -> TcpAddress:
-    if not allow_remote and not is_loopback(address.host):
-        raise ListenError(
-            f"{address}: not a loopback address, and anyone who reaches it could change the engines' speed; "
-            "use 127.0.0.1, or --allow-remote if you mean it"
-        )
+def _bind_tcp(
+    server: grpc.Server, address: TcpAddress, credentials: grpc.ServerCredentials | None
+) -> TcpAddress:
     check_port_is_free(address)
     try:
-        port = server.add_insecure_port(str(address))
+        port = (
+            server.add_insecure_port(str(address))
+            if credentials is None
+            else server.add_secure_port(str(address), credentials)
+        )
     except RuntimeError as error:
         raise ListenError(f"{address}: cannot listen: {error}") from error
     return TcpAddress(address.host, port)

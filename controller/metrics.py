@@ -53,6 +53,11 @@ class Metrics:
         self.watchers_dropped = Counter(
             "specgov_watchers_dropped_total", "Watch streams ended as too slow", registry=self.registry
         )
+        self.admin_refused = Counter(
+            "specgov_admin_calls_refused_total",
+            "Calls of the admin service without one of its tokens",
+            registry=self.registry,
+        )
         self.decision_seconds = Histogram(
             "specgov_decision_seconds",
             "From taking reports to the decision's message",

@@ -1,39 +1,26 @@
-"""The sidecar as an object: a gRPC server with its services, health, reflection, metrics and decision log."""
+"""The sidecar as an object: its services behind their doors, health, metrics and decision log."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent import futures
 from wsgiref.simple_server import WSGIServer
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
 from prometheus_client import start_http_server
 
 from specgov.controller import listen
 from specgov.controller.config import ServeConfig
 from specgov.controller.decision_log import DecisionLog
+from specgov.controller.doors import SERVICES, Doors
 from specgov.controller.engines import Engines
 from specgov.controller.logs import get_logger
 from specgov.controller.metrics import Metrics
-from specgov.controller.service import (
-    HANDSHAKES,
-    ControllerAdmin,
-    SpeculationController,
-    add_speculation_controller,
-)
+from specgov.controller.service import ControllerAdmin, SpeculationController
 from specgov.controller.telemetry import Telemetry
+from specgov.controller.ticker import Ticker
 from specgov.controller.tracing import Tracing
-from specgov.proto.v1 import specgov_pb2 as pb
-from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
 
-SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
-MAX_MESSAGE_BYTES = 1024 * 1024
-"""Larger than any report that passes validation: 65,535 requests at 4 bytes each."""
-UNARY_WORKERS = 16
-"""Threads left for unary calls, health checks and reflection when every stream is taken."""
 DRAIN_GRACE_S = 0.5
 """How long streams may take to end; with the log's last write the process is gone within 2 s."""
 
@@ -47,6 +34,7 @@ class Sidecar:
     Raises:
         ListenError: an address cannot be listened on.
         TracingError: traces are wanted, and the extra for them is not installed.
+        TlsError, TokenError: the files for TLS, or the file of tokens, cannot be used.
 
     """
 
@@ -72,12 +60,17 @@ class Sidecar:
             engines_on_fallback=lambda: self.engines.on_fallback,
             log_rows_dropped=lambda: self.decision_log.rows_dropped if self.decision_log else 0,
         )
-        self._server = self._make_server()
-        address = listen.default_address() if config.listen is None else listen.parse_address(config.listen)
-        self.address = listen.bind(
-            self._server, address, socket_group=config.socket_group, allow_remote=config.allow_remote
+        self._doors = Doors(
+            config,
+            self._controller,
+            self._admin,
+            self.health,
+            on_refused=self.metrics.admin_refused.inc,
+            interceptors=() if self.tracing is None else (self.tracing.interceptor(),),
         )
+        self.address, self.admin_address = self._doors.address, self._doors.admin_address
         self.metrics_address: listen.TcpAddress | None = None
+        self._ticker = Ticker((self._doors.refresh,))
 
     @property
     def target(self) -> str:
@@ -93,13 +86,18 @@ class Sidecar:
         """Serve.
 
         Raises:
-            ListenError: the metrics endpoint's address cannot be listened on.
+            ListenError: the metrics endpoint's address cannot be listened on; nothing is left behind.
 
         """
-        self._start_metrics()
+        try:
+            self._start_metrics()
+        except BaseException:
+            self._doors.abandon()
+            raise
         if self.decision_log is not None:
             self.decision_log.start()
-        self._server.start()
+        self._doors.start()
+        self._ticker.start()
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
         get_logger().info("serving", address=str(self.address), policy=self.config.policy)
 
@@ -108,44 +106,20 @@ class Sidecar:
 
         Takes at most half a second more than ``grace_s``.
         """
+        self._ticker.stop()
         self.health.enter_graceful_shutdown()
         self._controller.drain()
         self._admin.drain()
-        stopped = self._server.stop(grace_s)
+        wait_until_stopped = self._doors.stop(grace_s)
         if self._metrics_server is not None:
             self._metrics_server.shutdown()
             self._metrics_server.server_close()
-        stopped.wait()
+        wait_until_stopped()
         if self.decision_log is not None:
             self.decision_log.close()
         if self.tracing is not None:
             self.tracing.close()
         get_logger().info("stopped", address=str(self.address))
-
-    def _make_server(self) -> grpc.Server:
-        config = self.config
-        workers = config.max_streams + HANDSHAKES + config.max_watchers + UNARY_WORKERS
-        server = grpc.server(
-            futures.ThreadPoolExecutor(workers, thread_name_prefix="specgov-rpc"),
-            options=[
-                # Two servers on one port would each get some of the engines.
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_metadata_size", 16 * 1024),
-                # A peer whose machine is gone is found out; a client may ask the same of us.
-                ("grpc.keepalive_time_ms", 30_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ],
-            maximum_concurrent_rpcs=workers,
-            interceptors=() if self.tracing is None else (self.tracing.interceptor(),),
-        )
-        add_speculation_controller(self._controller, server)
-        pb_grpc.add_ControllerAdminServicer_to_server(self._admin, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
-        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        return server
 
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", *SERVICES):

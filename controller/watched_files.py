@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 Stamp = tuple[int, int, int] | None
-"""Device-independent marks of a file's contents: inode, size, nanoseconds of the last change; None: no file."""
+"""Inode, size, and nanoseconds at which the contents changed last; None: there is no file."""
 
 
 def stamp_of(path: str) -> Stamp:

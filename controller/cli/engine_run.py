@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specgov.client import ClientStats, Report, StreamClient
+from specgov.controller.cli import remote
 from specgov.controller.cli.demo_report import StepTrace
 from specgov.env.emulated import EmulatedEngine, EngineStep, Pace, engine_info
 from specgov.env.scenario import Scenario
@@ -113,7 +114,7 @@ def run_engine(
     info = engine_info(server, engine_id=engine_id, boot_id=uuid.uuid4().hex, profile=scenario.profile.name)
     _describe(info, scenario)
     run = EngineRun()
-    client = TimingClient(target, info)
+    client = TimingClient(target, info, tls=remote.tls_files())
     client.round_trips_ms = run.round_trips_ms
     client.start()
     try:

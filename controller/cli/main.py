@@ -22,6 +22,8 @@ from specgov.controller.cli.errors import CliError, UsageError
 # Before a command loads numpy: on matrices as small as the rules' a second BLAS thread saves nothing, and
 # while it waits it spins on a core that the engine needs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before it loads gRPC, which would write a line to stderr for each failed handshake of a stranger's.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 CommandFunction = Callable[..., int | None]
 

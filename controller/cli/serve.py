@@ -18,7 +18,13 @@ def serve(
         Literal["active", "shadow", "frozen", "off"] | None, options.option("active|shadow|frozen|off")
     ] = None,
     socket_group: Annotated[str | None, options.option("GROUP")] = None,
-    allow_remote: bool = False,
+    admin_listen: Annotated[str | None, options.option("unix:///PATH|HOST:PORT")] = None,
+    admin_socket_group: Annotated[str | None, options.option("GROUP")] = None,
+    admin_token_file: Annotated[str | None, options.option("FILE")] = None,
+    insecure: bool = False,
+    tls_certificate: Annotated[str | None, options.option("FILE.pem")] = None,
+    tls_key: Annotated[str | None, options.option("FILE.pem")] = None,
+    tls_client_ca: Annotated[str | None, options.option("FILE.pem")] = None,
     metrics: Annotated[str | None, options.option("HOST:PORT")] = None,
     decision_log: Annotated[str | None, options.option("FILE")] = None,
     max_streams: Annotated[int | None, options.option("N")] = None,
@@ -43,7 +49,13 @@ def serve(
         profile: Step-time profile where an engine names none: a name or a .json file.
         mode: Mode of new engines.
         socket_group: Group that may use the socket too (mode 0660 instead of 0600).
-        allow_remote: Let HOST:PORT be other than loopback.
+        admin_listen: Address of the admin service alone. Default: where the engines connect.
+        admin_socket_group: Group that may use the socket of --admin-listen too.
+        admin_token_file: File of tokens, one a line; the admin service wants one of them.
+        insecure: Let HOST:PORT be without TLS: whoever reaches it may change the engines' speed.
+        tls_certificate: The sidecar's certificate, for HOST:PORT. Changed files are read anew.
+        tls_key: Its key.
+        tls_client_ca: Authorities of clients' certificates: only clients that have one may connect.
         metrics: HOST:PORT of the Prometheus endpoint.
         decision_log: File of the decision log. Default: no log.
         max_streams: Engines connected at the same time.
@@ -61,7 +73,13 @@ def serve(
         "profile": profile,
         "mode": mode,
         "socket_group": socket_group,
-        "allow_remote": allow_remote or None,
+        "admin_listen": admin_listen,
+        "admin_socket_group": admin_socket_group,
+        "admin_token_file": admin_token_file,
+        "insecure": insecure or None,
+        "tls.certificate": tls_certificate,
+        "tls.key": tls_key,
+        "tls.client_ca": tls_client_ca,
         "metrics": metrics,
         "decision_log.path": decision_log,
         "max_streams": max_streams,

@@ -175,16 +175,23 @@ class _Recorder:
 def _cycling_sidecar(target: str, log: Path, hold_steps: int) -> Iterator[Sidecar]:
     from specgov.controller.config import DecisionLogConfig, ServeConfig
     from specgov.controller.guard.config import GuardConfig
-    from specgov.controller.listen import ListenError
+    from specgov.controller.listen import ListenError, TcpAddress, is_loopback, parse_address
     from specgov.controller.server import Sidecar
     from specgov.policies.registry import register
 
+    address = remote.grpc_target(target)
+    parsed = parse_address(address)
+    if isinstance(parsed, TcpAddress) and not is_loopback(parsed.host):
+        raise UsageError(
+            f"--target {target}: this command listens there, without TLS: name a socket or loopback"
+        )
     register("cycle", CYCLE_RULE)
     decision_log = DecisionLogConfig(path=str(log), max_mb=MAX_LOG_MB, keep_files=0, flush_s=FLUSH_S)
     config = ServeConfig(
-        listen=remote.grpc_target(target),
+        listen=address,
         policy=f"cycle:{hold_steps}",
         decision_log=decision_log,
+        insecure=True,
         guard=GuardConfig(enabled=False),  # slow tiers are to be measured too
     )
     try:

@@ -66,7 +66,7 @@ def test_options_override_the_file(tmp_path: Path) -> None:
         ("'max_streams' = '4'\n", "line 1: max_streams: Input should be a valid integer, not '4'"),
         ("max_streams = 1.5\n", "line 1: max_streams: Input should be a valid integer"),
         ("max_streams = true\n", "line 1: max_streams: Input should be a valid integer"),
-        ("allow_remote = 1\n", "line 1: allow_remote: Input should be a valid boolean, not 1"),
+        ("insecure = 1\n", "line 1: insecure: Input should be a valid boolean, not 1"),
         (
             "max_streams = 0\n",
             "line 1: max_streams: Input should be greater than or equal to 1, not 0",

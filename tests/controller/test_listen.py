@@ -29,10 +29,14 @@ class FakeServer:
     """Binds nothing; notes what it is asked for."""
 
     def __init__(self) -> None:
-        self.bound: list[str] = []
+        self.bound: list[object] = []
 
     def add_insecure_port(self, address: str) -> int:
         self.bound.append(address)
+        return 4242
+
+    def add_secure_port(self, address: str, credentials: object) -> int:
+        self.bound.append((address, credentials))
         return 4242
 
 
@@ -194,18 +198,12 @@ def test_socket_that_may_not_be_probed_is_left_alone(
     assert path.exists()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "gpu-7.example"])
-def test_remote_needs_to_be_meant(host: str) -> None:
+def test_tcp_is_bound_without_credentials_or_with() -> None:
     server = FakeServer()
-    with pytest.raises(ListenError, match=r"not a loopback address.*--allow-remote"):
-        bind(server, TcpAddress(host, 0), socket_group=None, allow_remote=False)  # type: ignore[arg-type]
-    assert server.bound == []
-
-
-def test_remote_when_meant() -> None:
-    server = FakeServer()
-    bound = bind(server, TcpAddress("0.0.0.0", 0), socket_group=None, allow_remote=True)  # type: ignore[arg-type]
-    assert (server.bound, bound) == (["0.0.0.0:0"], TcpAddress("0.0.0.0", 4242))
+    credentials: Any = object()
+    assert bind(server, TcpAddress("127.0.0.1", 0)) == TcpAddress("127.0.0.1", 4242)  # type: ignore[arg-type]
+    bind(server, TcpAddress("127.0.0.1", 0), credentials=credentials)  # type: ignore[arg-type]
+    assert server.bound == ["127.0.0.1:0", ("127.0.0.1:0", credentials)]
 
 
 def test_loopback() -> None:
@@ -214,17 +212,17 @@ def test_loopback() -> None:
 
 
 def test_tcp_serves(start: Make) -> None:
-    sidecar = start(listen="127.0.0.1:0")
+    sidecar = start(listen="127.0.0.1:0", insecure=True)
     assert sidecar.sidecar.address.port != 0
     sidecar.stream()
 
 
 def test_busy_port(start: Make) -> None:
-    first = start(listen="127.0.0.1:0")
+    first = start(listen="127.0.0.1:0", insecure=True)
     with pytest.raises(ListenError, match="Address already in use; choose another port"):
-        start(listen=first.sidecar.target)
+        start(listen=first.sidecar.target, insecure=True)
 
 
 def test_host_that_is_not_ours(start: Make) -> None:
     with pytest.raises(ListenError, match=r"192\.0\.2\.1:50051: cannot listen"):  # RFC 5737's example net
-        start(listen="192.0.2.1:50051", allow_remote=True)
+        start(listen="192.0.2.1:50051", insecure=True)

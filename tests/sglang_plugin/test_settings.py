@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specgov.client import TlsFiles
 from specgov.sglang_plugin.errors import PluginError
 from specgov.sglang_plugin.settings import Settings, read_settings
 
@@ -32,10 +33,28 @@ def test_every_variable_is_read() -> None:
         "SPECGOV_ENGINE_ID": "left",
         "SPECGOV_PROFILE": "h200-qwen3-30b-a3b",
         "SPECGOV_MAX_ERRORS": "1",
+        "SPECGOV_CLIENT": "thread",
+        "SPECGOV_TLS_CA": "/ca.pem",
+        "SPECGOV_TLS_CERTIFICATE": "/me.pem",
+        "SPECGOV_TLS_KEY": "/me.key",
+        "SPECGOV_TLS_SERVER_NAME": "sidecar.example",
     }
-    assert read_settings(given) == Settings(
-        "127.0.0.1:7000", (0, 1, 3), "threshold:8:3", "shadow", 4, "left", "h200-qwen3-30b-a3b", 1
+    tls = ("/ca.pem", "/me.pem", "/me.key", "sidecar.example")
+    settings = read_settings(given)
+    assert settings == Settings(
+        "127.0.0.1:7000",
+        (0, 1, 3),
+        "threshold:8:3",
+        "shadow",
+        4,
+        "left",
+        "h200-qwen3-30b-a3b",
+        1,
+        "thread",
+        *tls,
     )
+    assert settings.tls == TlsFiles(*tls)
+    assert read_settings(TARGET).tls is None  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +74,8 @@ def test_every_variable_is_read() -> None:
         ("MODE", "on", "SPECGOV_MODE: must be one of active, shadow, off, not 'on'"),
         ("MIN_STEPS_BETWEEN_SWITCHES", "0", "must be a whole number from 1 on, not 0"),
         ("MAX_ERRORS", "many", "SPECGOV_MAX_ERRORS: must be a whole number from 1 on, not 'many'"),
+        ("TLS_CERTIFICATE", "/me.pem", "name its file in SPECGOV_TLS_CA"),
+        ("TLS_SERVER_NAME", "a\nb", "SPECGOV_TLS_SERVER_NAME: must be at most 100 printable"),
         ("ENGINE_ID", "a\nb", "SPECGOV_ENGINE_ID: must be at most 100 printable characters"),
     ],
 )

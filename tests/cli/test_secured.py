@@ -1,0 +1,124 @@
+"""Commands against a sidecar that wants TLS and a token: what the environment names, and what is said."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specgov.controller.config import ServeConfig, TlsConfig
+from specgov.controller.server import Sidecar
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def _keep_root_logger() -> Iterator[None]:
+    """``serve`` sends all messages to this test's stderr."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield
+    root.handlers, root.level = handlers, level
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TLS_CA", "TLS_CERTIFICATE", "TLS_KEY", "TLS_SERVER_NAME", "TOKEN_FILE"):
+        monkeypatch.delenv(f"SPECGOV_{name}", raising=False)
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> str:
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text(f"{TOKEN}\n")
+    return str(path)
+
+
+@pytest.fixture
+def target(pki: Any, token_file: str) -> Iterator[str]:
+    certificate, key = pki.issue("server", "localhost")
+    tls = TlsConfig(certificate=certificate, key=key, client_ca=pki.ca)
+    sidecar = Sidecar(ServeConfig(listen="localhost:0", tls=tls, admin_token_file=token_file))
+    try:
+        sidecar.start()
+        yield sidecar.target
+    finally:
+        sidecar.stop()
+
+
+def test_each_thing_that_is_missing_is_named(
+    run: Any, target: str, pki: Any, token_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = run("engines", "--target", target)
+    assert ran.code == 3  # plain text to a port that speaks TLS
+    monkeypatch.setenv("SPECGOV_TLS_CA", pki.ca)
+    ran = run("engines", "--target", target)
+    assert (ran.code, "SPECGOV_TLS_CERTIFICATE" in ran.err) == (3, True), ran.err
+    certificate, key = pki.issue("me", "me.example")
+    monkeypatch.setenv("SPECGOV_TLS_CERTIFICATE", certificate)
+    ran = run("engines", "--target", target)
+    assert (ran.code, "SPECGOV_TLS_KEY" in ran.err) == (2, True), ran.err
+    monkeypatch.setenv("SPECGOV_TLS_KEY", key)
+    ran = run("engines", "--target", target)
+    assert (ran.code, "SPECGOV_TOKEN_FILE" in ran.err) == (1, True), ran.err
+    monkeypatch.setenv("SPECGOV_TOKEN_FILE", token_file)
+    assert run("engines", "--target", target).out == "no engines yet\n"
+
+
+def test_an_emulated_engine_connects_over_tls_and_is_watched(
+    run: Any, target: str, pki: Any, token_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = pki.issue("me", "me.example")
+    for name, value in {
+        "TLS_CA": pki.ca, "TLS_CERTIFICATE": certificate, "TLS_KEY": key, "TOKEN_FILE": token_file
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"SPECGOV_{name}", value)
+    ran = run("emulate", "--fast", "--duration-s", "0.2", "--target", target, "--json")
+    assert ran.code == 0, ran.err
+    assert '"steps_by_own_rule": 0' in ran.out
+    assert "emulated" in run("engines", "list", "--target", target).out
+    assert run("engines", "mode", "emulated", "shadow", "--target", target).code == 0
+
+
+def test_a_token_goes_nowhere_in_clear_text(
+    run: Any, token_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECGOV_TOKEN_FILE", token_file)
+    ran = run("engines", "--target", "192.0.2.1:50051")
+    assert (ran.code, "in clear text" in ran.err, TOKEN in ran.err) == (2, True, False)
+
+
+@pytest.mark.parametrize(("text", "says"), [("", "is empty"), ("\xff", "holds no token"), (None, "No such")])
+def test_a_token_file_that_cannot_be_used(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, says: str
+) -> None:
+    path = tmp_path / "t"
+    if text is not None:
+        path.write_text(text, encoding="latin-1")
+    monkeypatch.setenv("SPECGOV_TOKEN_FILE", str(path))
+    ran = run("engines", "--target", f"{tmp_path}/s.sock")
+    assert (ran.code, says in ran.err) == (2, True), ran.err
+
+
+def test_serve_refuses_plain_tcp_and_says_what_to_do(run: Any, tmp_path: Path) -> None:
+    ran = run("serve", "--listen", "127.0.0.1:0")
+    assert ran.code == 2
+    for word in ("--tls-certificate", "--tls-key", "--insecure", "unix socket"):
+        assert word in ran.err
+    ran = run("serve", "--listen", "127.0.0.1:0", "--tls-certificate", "a.pem")
+    assert (ran.code, ran.err) == (2, "specgov: tls.key: is missing: give it, or leave tls out\n")
+    ran = run("serve", "--listen", f"unix://{tmp_path}/s.sock", "--tls-certificate", "a", "--tls-key", "b")
+    assert (ran.code, "a cannot be read" in ran.err) == (1, True), ran.err
+    file = tmp_path / "specgov.toml"
+    file.write_text('listen = "127.0.0.1:1"\n')
+    ran = run("config", "check", str(file))
+    assert (ran.code, ran.err.startswith(f"specgov: {file}: listen 127.0.0.1:1: TCP needs TLS")) == (1, True)
+    file.write_text('[tls]\ncertificate = "a"\nkey = "b"\nca = "c"\n')
+    assert (
+        "line 4: tls.ca: unknown key: there are certificate, key, client_ca"
+        in run("config", "check", str(file)).err
+    )
