@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import queue
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -67,6 +68,28 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, f"{what} did not happen within {WAIT_S:g} s"
         time.sleep(0.005)
+
+
+class DocumentedMetric(NamedTuple):
+    """A row of the table in docs/metrics.md."""
+
+    kind: str
+    labels: frozenset[str]
+    unit: str
+    meaning: str
+
+
+def read_documented_metrics() -> dict[str, DocumentedMetric]:
+    """The table by name."""
+    rows: dict[str, DocumentedMetric] = {}
+    page = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+    for line in page.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and (name := re.fullmatch(r"`(specgov_\w+)`", cells[0])):
+            assert name[1] not in rows, f"{name[1]} stands in the table twice"
+            labels = frozenset(re.findall(r"`(\w+)`", cells[2]))
+            rows[name[1]] = DocumentedMetric(cells[1], labels, cells[3], cells[4])
+    return rows
 
 
 class EngineStream:
@@ -159,6 +182,12 @@ def _make_report() -> Callable[..., pb.StepReport]:
 @pytest.fixture(scope="session", name="eventually")
 def _eventually() -> Callable[[Callable[[], bool], str], None]:
     return eventually
+
+
+@pytest.fixture(scope="session")
+def documented_metrics() -> dict[str, DocumentedMetric]:
+    """The table in docs/metrics.md: type, labels, unit and meaning by name."""
+    return read_documented_metrics()
 
 
 @pytest.fixture
