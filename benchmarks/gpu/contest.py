@@ -1,0 +1,296 @@
+"""contest.py   Contestants on one real SGLang server, in turn, on the same requests.
+
+    python benchmarks/gpu/contest.py -o governed.json --loads ramp,steady_64 --repeats 2 -- ARGUMENTS
+    python benchmarks/gpu/contest.py -o plain.json --plain no-speculation --loads ramp -- ARGUMENTS
+
+starts the server once, with a sidecar or (--plain) without Specgov, checks that acceptance is what it is
+meant to be, and plays each load with each contestant, in an order drawn anew for each repeat. The output is
+written anew after every run, so that a command that is cut short leaves what was played. Run it with the
+Python of SGLang's environment, where specgov is installed too; it needs no weights. docs/benchmarks-gpu.md
+says what is what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE / "plugin")]
+
+from contestants import ALL, FOREIGN_PROFILE, Contestant, ContestantError, Tuned, contestant  # noqa: E402
+from figures import Recorded, RecordTail, decisions, figures  # noqa: E402
+from governor import ENGINE, Governor  # noqa: E402
+from loads import FILE, Load, get_load, load_names, needs_trace  # noqa: E402
+from player import Player, session  # noqa: E402
+from real_server import PORT, complaints, facts, process, wait_for  # noqa: E402
+from specgov_gpu_benchmark.rid import RequestId, Run  # noqa: E402
+from specgov_gpu_benchmark.texts import steps_to_write  # noqa: E402
+
+URL = f"http://127.0.0.1:{PORT}"
+OVERHEAD_S = 4.0
+"""What a run takes beside its load, at most."""
+CHECKED = ("code", "mixed", "creative", "useless_drafter")
+CHECK_TOKENS = 48
+
+
+class Contest:
+    """A server that answers, its record, and what was played on it."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, governor: Governor | None) -> None:
+        self.options = options
+        self.folder = folder
+        self.governor = governor
+        self.player = Player(URL, options.vocabulary, options.seed)
+        self.tail = RecordTail(folder / "record" / "steps.0.csv")
+        self.document: dict[str, Any] = {
+            "command": "contest",
+            **facts(options.server),
+            "server": "plain" if options.plain else "governed",
+            "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "loads": {},
+            "runs": [],
+            "left_out": [],
+            "cut": [],
+        }
+        self._played = 0
+
+    def write(self) -> None:
+        """Write the output, whole."""
+        path = self.options.output
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(self.document, separators=(",", ":")) + "\n")
+        part.replace(path)
+
+    async def check(self, http: Any, num_steps: int, rule: str) -> None:
+        """Let one request a class be written alone, and count its steps: the texts say how many it takes.
+
+        Raises:
+            SystemExit: acceptance on the server is not what it is meant to be.
+
+        """
+        for number, name in enumerate(CHECKED):
+            rid = RequestId(Run("check", rule, self.options.seed), name, number)
+            answer = await self.player.one(http, rid, 32, CHECK_TOKENS)
+            took = answer["meta_info"].get("spec_verify_ct", CHECK_TOKENS - 1)
+            should = steps_to_write(rid.text(), 32, CHECK_TOKENS, num_steps)
+            if took != should:
+                raise SystemExit(
+                    f"{name} at num_steps {num_steps}: {took} steps for {CHECK_TOKENS} tokens, and the texts "
+                    f"say {should}: acceptance is not what it must be; the end of the server's log:\n"
+                    + (self.folder / "server.log").read_text(errors="replace")[-3000:]
+                )
+        self.document.setdefault("acceptance_checked_at", []).append(num_steps)
+
+    async def play(self, http: Any, load: Load, who: Contestant, repeat: int) -> None:
+        """One run: the contestant is put in force, the load is played, and the figures are noted."""
+        if self.governor is not None and who.rule == "specgov":
+            self.governor.serve(who)
+            self.governor.skip_steps()
+        self._played += 1
+        # The same seed in a repeat for all: the same requests, the same texts.
+        run = Run(f"{self._played}", who.rule, self.options.seed + repeat)
+        played = await self.player.play(http, load.scenario, run)
+        await self._close_run(http, run)
+        recorded = self.tail.read().get(run.name, Recorded())
+        entry = {
+            "load": load.name,
+            "contestant": who.name,
+            "repeat": repeat,
+            "rule": who.rule if who.rule != "specgov" else who.policy,
+            "profile": who.profile,
+            "seed": run.seed,
+            "duration_s": load.duration_s,
+            "at_most": self.options.at_most,
+            "errors": dict(played.errors),
+            "requests": {"sent": len(played.sent_s), "finished": played.finished, "aborted": played.aborted},
+            **figures(recorded, played.sent_s, played.began_s, load.count_from_s, load.duration_s),
+        }
+        if self.governor is not None and who.rule == "specgov":
+            entry["decisions"] = decisions(self.governor.steps())
+        self.document["runs"].append(entry)
+        self.write()
+        print(
+            f"{load.name:12} {who.name:26} {entry['output_tokens_per_s']:8.0f} tok/s  steps "
+            f"{entry['steps']:5} tiers {entry['tier_time_shares']} errors {sum(played.errors.values())}",
+            flush=True,
+        )
+
+    async def _close_run(self, http: Any, run: Run) -> None:
+        """A last small request of no run: the recorder then hands on what it has."""
+        rid = RequestId(Run(f"after-{run.name}", "static:0", 0), CHECKED[0], 0)
+        await self.player.one(http, rid, 16, 4)
+
+    def seconds_left(self) -> float:
+        """Until the deadline."""
+        return self.options.deadline_s - (time.monotonic() - self.options.began_s)
+
+
+async def play_all(contest: Contest, loads: list[Load]) -> None:
+    """Every contestant on every load, repeat by repeat, as long as there is time."""
+    options = contest.options
+    rng = random.Random(options.seed)
+    tuned = Tuned.read(options.tuned, contest.folder)
+    async with session() as http:
+        if options.plain:
+            if "--speculative-algorithm" in options.server:
+                await contest.check(http, options.plain_num_steps, "none")
+        elif contest.governor is not None:
+            tiers = contest.governor.tiers()
+            contest.document["tiers"] = tiers
+            for tier in sorted({tiers[-1], tiers[0], tiers[len(tiers) // 2]}):
+                await contest.check(http, tier, f"static:{tier}")
+        line_ups = {load.name: line_up(contest, load, tuned) for load in loads}
+        for repeat in range(options.repeats):
+            for load in loads:
+                order = list(line_ups[load.name])
+                if options.shuffle:
+                    rng.shuffle(order)
+                for who in order:
+                    if contest.seconds_left() < load.duration_s + OVERHEAD_S:
+                        contest.document["cut"].append(f"{load.name}, {who.name}, repeat {repeat}")
+                    else:
+                        await contest.play(http, load, who, repeat)
+
+
+def line_up(contest: Contest, load: Load, tuned: Tuned) -> list[Contestant]:
+    """The contestants of a load; those that lack something are noted as left out."""
+    found = []
+    for name in contest.options.contestants:
+        try:
+            found.append(contestant(name, load.name, tuned, contest.options.profile))
+        except ContestantError as error:
+            contest.document["left_out"].append(f"{load.name}: {error}")
+    return found
+
+
+def compare_ranks(folder: Path) -> dict[str, Any]:
+    """The steps of all ranks: same ids, tiers and batch sizes?"""
+    ranks = []
+    for path in sorted((folder / "record").glob("steps.*.csv")):
+        runs = RecordTail(path).read()
+        ranks.append({s.step_id: (s.num_steps, s.batch_size) for r in runs.values() for s in r.steps})
+    common = set.intersection(*(set(rank) for rank in ranks)) if ranks else set()
+    differ = [step for step in sorted(common) if len({rank[step] for rank in ranks}) > 1]
+    tiers = [ranks[0][step][0] for step in sorted(common)] if ranks else []
+    return {
+        "ranks": len(ranks),
+        "steps_by_rank": [len(rank) for rank in ranks],
+        "steps_compared": len(common),
+        "steps_that_differ": len(differ),
+        "first_that_differ": differ[:10],
+        "tier_switches": sum(a != b for a, b in pairwise(tiers)),
+        "steps_by_tier": {str(tier): tiers.count(tier) for tier in sorted(set(tiers))},
+    }
+
+
+def run(options: argparse.Namespace, folder: Path) -> None:
+    """Start what is needed, play, and stop it."""
+    (folder / "record").mkdir(parents=True, exist_ok=True)
+    paths = [HERE / "plugin", *([HERE.parent / "dummy_draft"] if "dummy" in options.server else [])]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
+    os.environ["SPECGOV_BENCHMARK_RECORD"] = str(folder / "record")
+    os.environ["SGLANG_SIMULATE_ACC_LEN"] = "2.2"  # turns the simulation on; the plugin has the probabilities
+    os.environ["SGLANG_SIMULATE_ACC_TOKEN_MODE"] = "real-draft-token"
+    loads_file = FILE
+    if options.trace:
+        loads_file = folder / FILE.name
+        shutil.copy(FILE, loads_file)
+        shutil.copy(options.trace, folder / "trace.csv")
+    loads = [get_load(name, loads_file, options.duration_s, options.at_most) for name in options.loads]
+    with contextlib.ExitStack() as stack:
+        governor, variables = None, {}
+        if not options.plain:
+            governor = stack.enter_context(Governor(folder))
+            governor.start("serve", FOREIGN_PROFILE)
+            variables = {"SPECGOV_TARGET": governor.target, "SPECGOV_ENGINE_ID": ENGINE}
+        contest = Contest(options, folder, governor)
+        for load in [load for load in loads if needs_trace(load) and not options.trace]:
+            loads.remove(load)
+            contest.document["left_out"].append(f"{load.name}: needs --trace")
+        log = folder / "server.log"
+        words = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(PORT)]
+        child = stack.enter_context(process([*words, *options.server], log, **variables))
+        wait_for(f"{URL}/model_info", child, log)
+        contest.document["server_start_s"] = round(time.monotonic() - options.began_s, 1)
+        text = log.read_text(errors="replace")
+        for problem in ("Failed to apply hooks", "Failed to load plugin", "Failed to execute general plugin"):
+            if problem in text:
+                raise SystemExit(f"the server says: {problem}; see {log}")
+        if governor is not None:
+            governor.serve(Contestant("", "specgov", "static:0", FOREIGN_PROFILE))
+        contest.document["loads"] = {
+            load.name: {
+                "tests": load.scenario.tests,
+                "duration_s": load.duration_s,
+                "count_from_s": load.count_from_s,
+            }
+            for load in loads
+        }
+        contest.write()
+        try:
+            asyncio.run(play_all(contest, loads))
+        finally:
+            contest.document["ranks"] = compare_ranks(folder)
+            contest.document["server_log"] = complaints(log)[:100]
+            if governor is not None:
+                contest.document["sidecar_log"] = governor.complaints()[:100]
+            contest.write()
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """The options, and the server's own arguments after ``--``."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    words = lambda text: [word for word in text.split(",") if word]  # noqa: E731
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--plain", metavar="NAME", default="", help="no Specgov: the one contestant's name")
+    parser.add_argument(
+        "--plain-num-steps", type=int, default=0, help="the tier of a plain server that speculates"
+    )
+    parser.add_argument("--loads", type=words, default=["ramp"], help=f"of {', '.join(load_names())}")
+    parser.add_argument("--contestants", type=words, default=ALL, help="default: all of them")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--deadline-s", type=float, default=560.0, help="of the whole command")
+    parser.add_argument("--profile", type=Path, help="this server's profile (specgov calibrate)")
+    parser.add_argument("--tuned", type=Path, help="what tune.py wrote")
+    parser.add_argument("--trace", type=Path, help="a request trace, for the open loops")
+    parser.add_argument("--duration-s", type=float, help="squeeze every load to this time")
+    parser.add_argument("--at-most", type=int, help="cut concurrency at this")
+    parser.add_argument("--vocabulary", type=lambda t: tuple(map(int, t.split("-"))), default=(1000, 30_000))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--in-order", dest="shuffle", action="store_false", help="do not draw the order")
+    parser.add_argument("--keep", type=Path, help="a folder for logs and records; short: a socket lies in it")
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(arguments[:cut])
+    options.server = arguments[cut + 1 :]
+    options.profile = options.profile.resolve() if options.profile else None
+    options.began_s = time.monotonic()
+    if options.plain:
+        options.contestants = ["no-speculation"]
+    return options
+
+
+def main() -> None:
+    options = parse_arguments(sys.argv[1:])
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        run(options, folder.resolve())
+
+
+if __name__ == "__main__":
+    main()
