@@ -19,6 +19,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +35,7 @@ from figures import Recorded, RecordTail, decisions, figures  # noqa: E402
 from governor import ENGINE, Governor  # noqa: E402
 from loads import FILE, Load, get_load, load_names, needs_trace  # noqa: E402
 from player import Player, session  # noqa: E402
-from real_server import PORT, complaints, facts, process, wait_for  # noqa: E402
+from real_server import PORT, complaints, facts, process, specgov, wait_for  # noqa: E402
 from specgov_gpu_benchmark.rid import RequestId, Run  # noqa: E402
 from specgov_gpu_benchmark.texts import steps_to_write  # noqa: E402
 
@@ -57,6 +58,7 @@ class Contest:
         self.document: dict[str, Any] = {
             "command": "contest",
             **facts(options.server),
+            "simulated_accept_length": "by request: see the loads",
             "server": "plain" if options.plain else "governed",
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "loads": {},
@@ -166,6 +168,8 @@ async def play_all(contest: Contest, loads: list[Load]) -> None:
 
 def line_up(contest: Contest, load: Load, tuned: Tuned) -> list[Contestant]:
     """The contestants of a load; those that lack something are noted as left out."""
+    if contest.options.plain:
+        return [Contestant(contest.options.plain, "none")]
     found = []
     for name in contest.options.contestants:
         try:
@@ -195,6 +199,32 @@ def compare_ranks(folder: Path) -> dict[str, Any]:
     }
 
 
+def record_profile(contest: Contest, governor: Governor) -> Path | None:
+    """Record this server's step times with ``specgov sglang profile`` and calibrate a profile from them.
+
+    The recording is kept as it stands when its time is up. Returns the profile's path, None where calibration
+    failed; the document has what the commands said.
+    """
+    options = contest.options
+    recording = options.record_profile
+    words = ["sglang", "profile", "--url", URL, "--target", governor.target, "-o", str(recording)]
+    vocabulary = "-".join(map(str, options.vocabulary))
+    words += ["--vocabulary", vocabulary, *options.profile_options.split()]
+    began_s, profile = time.monotonic(), recording.with_suffix(".profile.json")
+    said = []
+    with (contest.folder / "profile.log").open("w") as log, contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(specgov(*words), stdout=log, stderr=log, timeout=options.profile_s)
+    said.append((contest.folder / "profile.log").read_text())
+    contest.document["profile_s"] = round(time.monotonic() - began_s, 1)
+    calibrate = ["calibrate", str(recording), "-o", str(profile), *options.calibrate_options.split()]
+    done = subprocess.run(specgov(*calibrate), capture_output=True, text=True)
+    said.append(done.stdout + done.stderr)
+    contest.document["profile"] = "\n".join(said).splitlines()
+    print("\n".join(said), flush=True)
+    contest.write()
+    return profile if done.returncode == 0 else None
+
+
 def run(options: argparse.Namespace, folder: Path) -> None:
     """Start what is needed, play, and stop it."""
     (folder / "record").mkdir(parents=True, exist_ok=True)
@@ -213,7 +243,8 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         governor, variables = None, {}
         if not options.plain:
             governor = stack.enter_context(Governor(folder))
-            governor.start("serve", FOREIGN_PROFILE)
+            if not options.record_profile:
+                governor.start("serve", FOREIGN_PROFILE)
             variables = {"SPECGOV_TARGET": governor.target, "SPECGOV_ENGINE_ID": ENGINE}
         contest = Contest(options, folder, governor)
         for load in [load for load in loads if needs_trace(load) and not options.trace]:
@@ -228,6 +259,8 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         for problem in ("Failed to apply hooks", "Failed to load plugin", "Failed to execute general plugin"):
             if problem in text:
                 raise SystemExit(f"the server says: {problem}; see {log}")
+        if options.record_profile:
+            options.profile = record_profile(contest, governor)
         if governor is not None:
             governor.serve(Contestant("", "specgov", "static:0", FOREIGN_PROFILE))
         contest.document["loads"] = {
@@ -265,6 +298,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--deadline-s", type=float, default=560.0, help="of the whole command")
     parser.add_argument("--profile", type=Path, help="this server's profile (specgov calibrate)")
+    parser.add_argument("--record-profile", type=Path, help="record one first, in this file, and use it")
+    parser.add_argument("--profile-s", type=float, default=240.0, help="at most, for that")
+    parser.add_argument("--profile-options", default="--max-rounds 2", help="of specgov sglang profile")
+    parser.add_argument(
+        "--calibrate-options", default="--model llama-3.1-8b --hardware H200", help="of specgov calibrate"
+    )
     parser.add_argument("--tuned", type=Path, help="what tune.py wrote")
     parser.add_argument("--trace", type=Path, help="a request trace, for the open loops")
     parser.add_argument("--duration-s", type=float, help="squeeze every load to this time")
@@ -278,8 +317,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     options.server = arguments[cut + 1 :]
     options.profile = options.profile.resolve() if options.profile else None
     options.began_s = time.monotonic()
-    if options.plain:
-        options.contestants = ["no-speculation"]
     return options
 
 

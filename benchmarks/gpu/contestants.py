@@ -27,9 +27,6 @@ class Contestant:
     profile: str = ""
 
 
-PLAIN = Contestant("no-speculation", "none")
-"""On a server started without speculation: nothing decides."""
-
 _BY_NAME = {
     c.name: c
     for c in (
@@ -96,8 +93,6 @@ def contestant(name: str, load: str, tuned: Tuned, profile: Path | None) -> Cont
         ContestantError: there is no such contestant, or it lacks something.
 
     """
-    if name == PLAIN.name:
-        return PLAIN
     if name not in _BY_NAME:
         raise ContestantError(f"no contestant {name!r}; there are {', '.join(_BY_NAME)}")
     found = _BY_NAME[name]

@@ -168,10 +168,8 @@ def test_every_load_can_be_played() -> None:
         assert 0 <= load.count_from_s < 3.0
 
 
-torch = pytest.importorskip("torch")
-
-
 def test_the_accept_index_is_that_of_the_accepted_chain() -> None:
+    torch = pytest.importorskip("torch")
     from specgov_gpu_benchmark.hooks import simulated_acceptance
 
     drawn = np.array([0, 2, 3], np.uint8)
