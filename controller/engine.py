@@ -15,6 +15,7 @@ import numpy as np
 from specgov.controller.config import ServeConfig
 from specgov.controller.decision import DecisionBuilder
 from specgov.controller.fallback import Fallback
+from specgov.controller.guard.estimates import Outlook
 from specgov.controller.guard.guard import Guard
 from specgov.controller.logs import get_logger
 from specgov.controller.profiles import step_time_for
@@ -59,7 +60,8 @@ class Engine:
     Every method wants ``lock`` held; no lock spans engines. ``session`` is the stream that has the engine.
 
     A rule that raises, or chooses what the engine cannot do, is set aside for ``Fallback`` until the engine
-    is given a rule again; ``policy_failure`` says why, and is empty otherwise.
+    is given a rule again; ``policy_failure`` says why, and is empty otherwise. ``outlook`` is what the newest
+    decision is expected to bring, None where its policy has no model.
 
     Raises:
         PolicyError: the configured policy cannot be used on this engine.
@@ -84,6 +86,7 @@ class Engine:
         self.tier_switches = 0
         self.last_record: StepRecord | None = None
         self.last_decisions: deque[pb.Decision] = deque(maxlen=KEPT_DECISIONS)
+        self.outlook: Outlook | None = None
         self._config = config
         self._clock = clock
         self._rng = np.random.default_rng([config.seed, zlib.crc32(info.engine_id.encode())])
@@ -172,6 +175,9 @@ class Engine:
         self._last_decision_id += 1
         self._known_step_ids.append(self._last_step_id)
         self.last_decisions.append(decision)
+        self.outlook = (
+            self.guard.outlook(decision.num_steps, self._batch.batch_size) if decision.estimates else None
+        )
         return decision
 
     def forget(self) -> None:
@@ -244,6 +250,9 @@ class Engine:
             summary.decided_num_steps = self.last_decisions[-1].num_steps
             summary.reason = self.last_decisions[-1].reason
             summary.guard_cause = self.last_decisions[-1].guard_cause
+        if self.outlook is not None:
+            summary.expected_tokens_per_s = 1000.0 * self.outlook.tokens / self.outlook.ms
+            summary.baseline_tokens_per_s = 1000.0 * self.outlook.baseline_tokens / self.outlook.ms
         return summary
 
     def _use_policy(self, text: str) -> None:

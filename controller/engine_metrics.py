@@ -80,6 +80,8 @@ class Tally:
         self.reports_dropped = 0
         self.decisions: dict[tuple[int, int], int] = defaultdict(int)  # by reason and tier
         self.tier_switches = 0
+        self.expected_output_tokens = 0.0
+        self.baseline_output_tokens = 0.0
         self.last_report_s = 0.0
         self.lag_steps = _Histogram(LAG_STEPS_BUCKETS)
         self.round_trip_seconds = _Histogram(ROUND_TRIP_SECONDS_BUCKETS)
@@ -140,6 +142,9 @@ class EngineMetrics(Collector):
         with tally.lock:
             tally.decisions[decision.reason, decision.num_steps] += 1
             tally.tier_switches += switched
+            if (outlook := engine.outlook) is not None:
+                tally.expected_output_tokens += outlook.tokens
+                tally.baseline_output_tokens += outlook.baseline_tokens
 
     def _tally(self, engine: Engine) -> Tally:
         labelled = self._labelled.get(engine.info.engine_id)
@@ -250,6 +255,16 @@ def _counts(
         "tier_switches": CounterMetricFamily(
             "specgov_tier_switches",
             "Decisions for another tier than the engine's decision before",
+            labels=["engine"],
+        ),
+        "expected_output_tokens": CounterMetricFamily(
+            "specgov_expected_output_tokens",
+            "Output tokens that the policy's model expects of a step, summed over its decisions",
+            labels=["engine"],
+        ),
+        "baseline_output_tokens": CounterMetricFamily(
+            "specgov_baseline_output_tokens",
+            "Output tokens that it expects of the baseline in the same time",
             labels=["engine"],
         ),
     }

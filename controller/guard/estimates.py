@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,14 @@ class Estimates:
     def best(self, tiers: list[int]) -> int:
         """Of the indices ``tiers`` the one with the largest output rate."""
         return max(tiers, key=lambda tier: self.tokens[tier] / self.ms[tier])
+
+
+class Outlook(NamedTuple):
+    """What is expected of a step: its output tokens, the baseline's in the same time, and that time."""
+
+    tokens: float
+    baseline_tokens: float
+    ms: float
 
 
 class Estimator:

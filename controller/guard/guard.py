@@ -25,7 +25,7 @@ from specgov.controller.guard.backoff import Backoff
 from specgov.controller.guard.budget import Budget
 from specgov.controller.guard.causes import GuardCause
 from specgov.controller.guard.config import GuardConfig
-from specgov.controller.guard.estimates import Estimates, Estimator
+from specgov.controller.guard.estimates import Estimates, Estimator, Outlook
 from specgov.controller.guard.latency import Latency
 from specgov.controller.guard.notices import Notices
 from specgov.controller.guard.output_rate import OutputRate
@@ -173,6 +173,13 @@ class Guard:
             if not (cause.is_alarm or cause is GuardCause.OUTPUT_RATE):  # those are told of as they begin
                 self._notices.say(cause)
         return Verdict(choice, cause)
+
+    def outlook(self, num_steps: int, batch_size: int) -> Outlook | None:
+        """What the newest choice's model expects of a step, beside the baseline; None where nothing is."""
+        if self._estimates is None:
+            return None
+        loss, baseline_tokens = self._loss(self._estimates, num_steps, batch_size)
+        return Outlook(baseline_tokens - loss, baseline_tokens, self._estimates.ms[self._index[num_steps]])
 
     @property
     def standing(self) -> GuardCause:

@@ -31,6 +31,7 @@ class FakeEngine:
     session: object | None = "a stream"
     mode: int = pb.MODE_ACTIVE
     policy_failure: str = ""
+    outlook: Any = None
     policy: Any = field(default_factory=lambda: SimpleNamespace(name="greedy", version="1"))
     last_record: StepRecord | None = None
     guard: Guard = field(default_factory=lambda: Guard(GuardConfig(), "e", CONTEXT))

@@ -111,6 +111,7 @@ def test_every_metric_of_an_engine_that_can_alarm_is_on_the_dashboard() -> None:
         "specgov_engine_mode",
         "specgov_engine_connected",
         "specgov_last_report_timestamp_seconds",
+        "specgov_guard_alarms_total",
         "specgov_decision_lag_steps_sum",
         "specgov_decision_lag_steps_count",
     }

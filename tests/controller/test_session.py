@@ -325,3 +325,32 @@ def test_engines_that_were_away_longest_are_forgotten(bench: Bench) -> None:
         session, _ = bench.connect(engine_id=engine_id)
         session.leave()
     assert [engine.info.engine_id for engine in bench.engines.all()] == ["b", "c"]
+
+
+def test_what_is_expected_stands_beside_the_baseline(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    # Tiers 0, 1, 3, 5. The baseline, threshold:32:3, takes 3 for a batch of 4: 10 tokens in 6.25 ms are
+    # 1600 tokens/s. Decided is 5: 12 tokens in 10 ms are 1200 tokens/s, when the baseline would bring 16.
+    bench.rule.choice = Choice(
+        (TierRange(1, 64, 5),),
+        expected_tokens=np.array([4.0, 6.0, 10.0, 12.0]),
+        expected_ms=np.array([4.0, 5.0, 6.25, 10.0]),
+    )
+    for step_id in (1, 2):
+        bench.report(session, step_id)
+        assert next(decisions).num_steps == 5
+    last = bench.engine.state().last_step
+    assert last.expected_tokens_per_s == pytest.approx(1200.0)
+    assert last.baseline_tokens_per_s == pytest.approx(1600.0)
+
+    def counted(name: str) -> float | None:
+        return bench.telemetry.metrics.registry.get_sample_value(name, {"engine": "engine-1"})
+
+    assert counted("specgov_expected_output_tokens_total") == pytest.approx(24.0)
+    assert counted("specgov_baseline_output_tokens_total") == pytest.approx(32.0)
+    # A rule without a model expects nothing, and the figures stay.
+    bench.rule.choice = Choice((TierRange(1, 64, 5),))
+    bench.report(session, 3)
+    next(decisions)
+    assert not bench.engine.state().last_step.HasField("expected_tokens_per_s")
+    assert counted("specgov_expected_output_tokens_total") == pytest.approx(24.0)
