@@ -23,7 +23,9 @@ class Row:
 
     ``output_tokens_per_s`` is over the time in which steps were made, ``steps_per_s`` over all time.
     ``gain`` is the output rate that the policy's model expects, over the one that it expects of the baseline,
-    minus 1. ``idle_s`` is the time since the newest step that was seen, None also while none can be.
+    minus 1. ``guard`` says why the guard does not ask the policy; empty where it does. ``idle_s`` is the time
+    since the newest step that was seen, None also while none can be.
+
     """
 
     engine_id: str
@@ -32,6 +34,7 @@ class Row:
     mode: str
     connected: bool
     policy_failure: str
+    guard: str
     batch_size: int | None
     num_steps: int | None
     waiting_requests: int | None
@@ -120,7 +123,9 @@ class TopState:
             rows = [
                 self._row(name, one, tuple(self._steps[name]), now_s) for name, one in self._listed.items()
             ]
-        return sorted(rows, key=lambda row: (not row.policy_failure, not row.connected, row.engine_id))
+        return sorted(
+            rows, key=lambda row: (not (row.policy_failure or row.guard), not row.connected, row.engine_id)
+        )
 
     def _row(
         self, name: str, listed: _Listed, seen: tuple[tuple[float, pb.StepSummary], ...], now_s: float
@@ -142,6 +147,7 @@ class TopState:
             mode=enum_word(pb.Mode.Name(state.mode)),
             connected=state.connected,
             policy_failure=state.policy_failure,
+            guard=_guard(state.guard),
             batch_size=newest.batch_size if newest else None,
             num_steps=newest.num_steps if newest else None,
             waiting_requests=newest.waiting_requests if newest else None,
@@ -162,6 +168,15 @@ class TopState:
             reason_shares=tuple(_shares(enum_word(pb.Reason.Name(step.reason)) for step in steps)),
             idle_s=now_s - seen[-1][0] if seen and not self.problem else None,
         )
+
+
+def _guard(guard: pb.GuardState) -> str:
+    """Why it does not ask the policy; that an idle engine's newest report is old is no reason to look."""
+    if guard.standing_cause in (pb.GUARD_CAUSE_UNSPECIFIED, pb.GUARD_CAUSE_STALE):
+        return ""
+    cause = pb.GuardCause.Name(guard.standing_cause).removeprefix("GUARD_CAUSE_").lower()
+    steps = f", for {guard.clears_after_steps} steps at least" if guard.clears_after_steps else ""
+    return f"{cause}{steps}"
 
 
 def _mean(values: list[float]) -> float | None:

@@ -36,7 +36,9 @@ def _number(value: float | None, form: str) -> str:
 def _mode(row: Row) -> str:
     if not row.connected:
         return "gone"
-    return "FAILED" if row.policy_failure else row.mode
+    if row.policy_failure:
+        return "FAILED"
+    return "GUARD" if row.guard else row.mode
 
 
 def _batch(row: Row) -> str:
@@ -115,6 +117,7 @@ def _notes(state: TopState, rows: Sequence[Row], columns: int) -> list[Text]:
     elif state.watch_problem:
         said.append(f"steps cannot be followed, trying again: {state.watch_problem}")
     said += [f"{row.engine_id}: policy failed: {row.policy_failure}" for row in rows if row.policy_failure]
+    said += [f"{row.engine_id}: the guard does not ask the policy: {row.guard}" for row in rows if row.guard]
     return [Text(cut(line, columns), style="bold red", no_wrap=True) for line in said]
 
 
@@ -132,7 +135,7 @@ def _table(rows: Sequence[Row], columns: int, *, dim: bool) -> Table:
         width, justify = widths[column.title], "left" if column.left else "right"
         table.add_column(Text(cut(column.title, width)), width=width, no_wrap=True, justify=justify)
     for row in rows:
-        style = "red" if row.policy_failure else ("dim" if dim or not row.connected else "")
+        style = "red" if row.policy_failure or row.guard else ("dim" if dim or not row.connected else "")
         table.add_row(*(Text(cut(column.text(row), widths[column.title])) for column in shown), style=style)
     return table
 
@@ -147,6 +150,8 @@ def plain_lines(state: TopState, time_of_day: str) -> list[str]:
         lines.append("  ".join((time_of_day, row.engine_id, *facts)))
         if row.policy_failure:
             lines.append(f"{time_of_day}  {row.engine_id}  policy failed: {row.policy_failure}")
+        if row.guard:
+            lines.append(f"{time_of_day}  {row.engine_id}  the guard does not ask the policy: {row.guard}")
     return lines or [f"{time_of_day}  no engine has connected yet"]
 
 

@@ -200,6 +200,18 @@ def test_what_is_wrong_is_said(state: TopState, clock: Clock) -> None:
     assert "no engine has connected yet" in "\n".join(drawn(state, 80))
 
 
+def test_a_guard_that_does_not_ask_the_policy_is_said(state: TopState) -> None:
+    standing = pb.GuardState(standing_cause=pb.GUARD_CAUSE_ZERO_ACCEPTANCE, clears_after_steps=12)
+    idle = pb.GuardState(standing_cause=pb.GUARD_CAUSE_STALE)
+    state.listed([engine("a", guard=idle), engine("b", guard=standing)])
+    lines = drawn(state, 80)
+    assert [line.split()[:2] for line in lines[2:4]] == [["b", "GUARD"], ["a", "active"]]
+    assert lines[4:] == ["b: the guard does not ask the policy: zero_acceptance, for 12 steps at least"]
+    assert plain_lines(state, "1")[1] == (
+        "1  b  the guard does not ask the policy: zero_acceptance, for 12 steps at least"
+    )
+
+
 def test_an_engine_without_steps_is_idle(state: TopState, clock: Clock) -> None:
     state.listed([engine("e")])
     state.stepped(step())
