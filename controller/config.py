@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -282,8 +282,11 @@ def _problem(detail: dict[str, Any], text: str, path: str | Path | None, overrid
 def _known_keys(tables: list[str]) -> list[str]:
     """The keys that a table takes, by the names of the tables on the way to it."""
     section: type[BaseModel] = ServeConfig
-    for table in tables:
+    path = iter(tables)
+    for table in path:
         annotation = section.model_fields[table].annotation
+        if get_origin(annotation) is dict:  # tables by names of the user's
+            next(path, None)
         kinds = (annotation, *get_args(annotation))
         inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         if inner is None:

@@ -112,10 +112,10 @@ class Alarms:
         """Take a step in; whether it is sound and no alarm stands, so that it may be learnt from."""
         sound = self._came_in_time(step, reports_dropped)
         sound &= self._took_a_usual_time(step)
-        if step.num_steps > 0 and len(step.accepted):
-            self._count_acceptance(len(step.accepted), accepted_drafts)
         if self._zero_stands:
             self._zero_wait.step()
+        if step.num_steps > 0 and len(step.accepted):
+            self._count_acceptance(len(step.accepted), accepted_drafts)
         if self._sound_steps_left and sound:
             self._count_sound_step()
             return False

@@ -43,7 +43,7 @@ class GuardConfig(LatencyTargets):
         default=5000.0, ge=0, le=1e12, description="output tokens that may be lost beyond that share"
     )
     rate_window_steps: int = Field(
-        default=256, ge=16, le=100_000, description="timed steps over which the output rate is judged"
+        default=256, ge=32, le=100_000, description="timed steps over which the output rate is judged"
     )
     rate_margin: float = Field(
         default=0.05,

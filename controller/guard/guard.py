@@ -69,7 +69,8 @@ class Guard:
         engine_id: for its latency targets and its log lines.
         context: the engine, its step times and the clock.
 
-    Attributes: interventions: decisions that were not the policy's own, by cause.
+    Attributes: interventions: decisions that were not the policy's own, by cause. baseline, baseline_text:
+        the rule to fall back to, by batch size and as it was named.
 
     Raises:
         PolicyError: the baseline cannot be used on this engine.
@@ -95,7 +96,7 @@ class Guard:
         self._switching = Switching(config.most_switches, config.switch_window_steps, config.dwell_steps)
         self._latency = Latency(config.targets(engine_id))
         self.baseline_text = config.baseline or nearest_threshold(context.engine.tiers, *DEFAULT_BASELINE)
-        self._baseline = _baseline_choice(self.baseline_text, context)
+        self.baseline = _baseline_choice(self.baseline_text, context)
         self._smallest = _one_tier(self._engine, self._engine.tiers[0])
         self._probe = _one_tier(self._engine, next((k for k in self._engine.tiers if k > 0), 0))
 
@@ -238,14 +239,14 @@ class Guard:
         if standing is GuardCause.ZERO_ACCEPTANCE:
             return Verdict(self._probe if self._alarms.takes_probe() else self._smallest, standing)
         if standing:
-            return Verdict(self._baseline, standing)
+            return Verdict(self.baseline, standing)
         choice = policy.choose(batch)
         if choice.ranges is not self._known_ranges:
             check_ranges(choice.ranges, self._engine, policy.name)
             self._known_ranges = choice.ranges
         if choice.reason == Reason.FALLBACK:
             return Verdict(choice, GuardCause.POLICY_FAILED)
-        if choice.expected_tokens is None and choice.ranges == self._baseline.ranges:
+        if choice.expected_tokens is None and choice.ranges == self.baseline.ranges:
             self._estimates = None  # nothing to lose, and no model needed
         else:
             self._estimates = self._estimator.of(choice, batch)
@@ -256,7 +257,7 @@ class Guard:
         if self._estimates is not None:
             loss = self._loss(self._estimates, num_steps, batch.batch_size)
             if not self._budget.affords(*loss):
-                return Verdict(_with_estimates(self._baseline, choice), GuardCause.BUDGET)
+                return Verdict(_with_estimates(self.baseline, choice), GuardCause.BUDGET)
         return Verdict(choice, GuardCause.NONE)
 
     def _keep_latency(self, choice: Choice, cause: GuardCause, estimates: Estimates) -> Verdict:
@@ -280,7 +281,7 @@ class Guard:
     def _loss(self, estimates: Estimates, num_steps: int, batch_size: int) -> tuple[float, float]:
         """Of a step at ``num_steps`` against the baseline, both as the latency targets leave them."""
         tier = self._index[num_steps]
-        baseline = self._index[self._baseline.num_steps_for(batch_size)]
+        baseline = self._index[self.baseline.num_steps_for(batch_size)]
         if self._latency.has_target:
             excess = self._latency.excess(estimates)
             instead = self._latency.instead(estimates, excess)
@@ -296,7 +297,7 @@ class Guard:
         estimates, share = self._estimates, step.batch_size / self._estimates.batch_size
         if step.batch_size == estimates.batch_size:
             self._latency.observe(step.step_ms / estimates.ms[self._index[step.num_steps]])
-        baseline = self._index[self._baseline.num_steps_for(step.batch_size)]
+        baseline = self._index[self.baseline.num_steps_for(step.batch_size)]
         expected = estimates.tokens[baseline] / estimates.ms[baseline] * step.step_ms * share
         # Requests that ended before the result was processed are not reported, and made tokens all the same.
         output_tokens = (accepted_drafts + live) * step.batch_size / live

@@ -2,9 +2,10 @@
 
 Over a window of timed steps: the tokens that the baseline would have brought in their measured times, less
 the tokens that they brought. It trips where that is more than ``margin`` of the former and more than
-``DEVIATIONS`` standard deviations of chance, as the steps themselves scatter. The first window of a policy is
-left to it to learn in. After a trip the baseline decides for a while (``backoff.py``), learning goes on, and
-the policy gets another try.
+``DEVIATIONS`` standard deviations of chance, as the steps themselves scatter; this is asked ``LOOKS`` times a
+window, so that a disaster is not watched to its end. The first quarter window of a policy is left to it to
+learn in. After a trip the baseline decides for a while (``backoff.py``), learning goes on, and the policy
+gets another try.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import math
 
 from specgov.controller.guard.backoff import Backoff
 
-DEVIATIONS = 4.0
-"""A false alarm in some ten thousand windows, were steps independent."""
+DEVIATIONS = 5.0
+"""A false alarm in millions of looks, were steps independent; they are not quite."""
+LOOKS = 8
 
 
 class OutputRate:
@@ -23,42 +25,45 @@ class OutputRate:
     def __init__(self, window_steps: int, margin: float, backoff: Backoff) -> None:
         self.backoff = backoff
         self._window_steps = window_steps
+        self._look_steps = window_steps // LOOKS
         self._margin = margin
-        self._still_learning = True
-        self._restart()
+        self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Another policy: no failures, and a window to learn in."""
+        """Another policy: no failures, and some steps to learn in."""
         self.backoff.reset()
-        self._still_learning = True
+        self._unjudged_steps = self._window_steps // 4
         self._restart()
 
-    def _restart(self) -> None:
-        self._steps = 0
-        self._baseline_tokens = self._short = self._short_squared = 0.0
-
     def measure(self, output_tokens: float, baseline_tokens: float) -> bool:
-        """Take a policy's timed step in; True if the window that it completes trips.
+        """Take a policy's timed step in; True if it trips.
 
         Args:
             output_tokens: what the step brought.
             baseline_tokens: what the baseline would have brought in the step's time, by estimate.
 
         """
+        if self._unjudged_steps:
+            self._unjudged_steps -= 1
+            return False
         short = baseline_tokens - output_tokens
         self._steps += 1
         self._baseline_tokens += baseline_tokens
         self._short += short
         self._short_squared += short * short
-        if self._steps < self._window_steps:
-            return False
-        chance = math.sqrt(max(self._short_squared - self._short**2 / self._steps, 0.0))
-        trips = self._short > self._margin * self._baseline_tokens and self._short > DEVIATIONS * chance
-        trips &= not self._still_learning
-        self._still_learning = False
-        self._restart()
-        if trips:
+        if self._steps % self._look_steps == 0 and self._is_short():
+            self._restart()
             self.backoff.fail()
-        else:
+            return True
+        if self._steps >= self._window_steps:
+            self._restart()
             self.backoff.succeed()
-        return trips
+        return False
+
+    def _is_short(self) -> bool:
+        chance = math.sqrt(max(self._short_squared - self._short**2 / self._steps, 0.0))
+        return self._short > max(self._margin * self._baseline_tokens, DEVIATIONS * chance)
+
+    def _restart(self) -> None:
+        self._steps = 0
+        self._baseline_tokens = self._short = self._short_squared = 0.0
