@@ -13,6 +13,9 @@ EngineId = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENGINE_ID
 ModeName = Annotated[Literal["active", "shadow", "frozen", "off"], tyro.conf.Positional]
 PolicyText = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="POLICY")]
 
+ALL = "all"
+"""In place of an engine's id: every engine."""
+
 SHOWN_DECISIONS = 10
 """How many of the last decisions are printed; --json holds all that the sidecar sends."""
 
@@ -86,26 +89,33 @@ def show(engine_id: EngineId, /, *, target: remote.Target = None, json: bool = F
 
 
 def mode(engine_id: EngineId, mode: ModeName, /, *, target: remote.Target = None) -> None:
-    """Set an engine's mode.
+    """Set an engine's mode, or that of all engines.
 
-    For example: specgov engines mode my-engine shadow
+    For example: specgov engines mode my-engine shadow, or specgov engines mode all shadow
 
     active decides and learns; shadow decides and logs while the engine follows its own rule; frozen decides
-    and learns nothing; off sends no decisions.
+    and learns nothing; off sends no decisions. Engines that come later get the mode of the sidecar's
+    configuration.
 
     Args:
-        engine_id: As in specgov engines.
+        engine_id: As in specgov engines; all for every engine that the sidecar knows.
         mode: The new mode.
         target: Where the sidecar listens; default: its own default socket.
 
     """
+    wanted = specgov_pb2.Mode.Value(f"MODE_{mode.upper()}")
     with remote.sidecar(remote.target_or_default(target)) as channel:
         stub = specgov_pb2_grpc.ControllerAdminStub(channel)
-        request = specgov_pb2.SetModeRequest(
-            engine_id=engine_id, mode=specgov_pb2.Mode.Value(f"MODE_{mode.upper()}")
-        )
-        answer = stub.SetMode(request, timeout=remote.TIMEOUT_S)
-    output.console().print(f"{engine_id}: mode {_mode_word(answer.engine.mode)}")
+        engine_ids = [engine_id]
+        if engine_id == ALL:
+            listed = stub.ListEngines(specgov_pb2.ListEnginesRequest(), timeout=remote.TIMEOUT_S)
+            engine_ids = [engine.info.engine_id for engine in listed.engines]
+        for each in engine_ids:
+            request = specgov_pb2.SetModeRequest(engine_id=each, mode=wanted)
+            answer = stub.SetMode(request, timeout=remote.TIMEOUT_S)
+            output.console().print(f"{each}: mode {_mode_word(answer.engine.mode)}")
+    if not engine_ids:
+        output.console().print("no engines yet")
 
 
 def policy(engine_id: EngineId, policy: PolicyText, /, *, target: remote.Target = None) -> None:

@@ -203,6 +203,16 @@ def test_engines_mode_and_policy(run, serve) -> None:
     ]
 
 
+def test_engines_mode_of_all(run, serve) -> None:
+    sidecar = Sidecar()
+    ran = run("engines", "mode", "all", "shadow", "--target", serve(sidecar))
+    assert ran.out == "e1: mode shadow\n"
+    assert sidecar.asked == [
+        pb.ListEnginesRequest(),
+        pb.SetModeRequest(engine_id="e1", mode=pb.MODE_SHADOW),
+    ]
+
+
 def test_engines_watch_ends_after_the_lines_that_were_asked_for(run, serve) -> None:
     sidecar = Sidecar()
     target = serve(sidecar)
