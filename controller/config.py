@@ -68,6 +68,15 @@ class DecisionLogConfig(_Section):
     )
 
 
+class StateConfig(_Section):
+    """``[state]``: what engines have taught their policies, kept over restarts; off without a folder."""
+
+    dir: str | None = Field(
+        default=None, min_length=1, description="folder of the saved states; none = a restart starts cold"
+    )
+    every_s: float = Field(default=30.0, ge=0.1, le=86_400, description="seconds between saves")
+
+
 class LogConfig(_Section):
     """``[log]``: the sidecar's own messages, on stderr."""
 
@@ -159,6 +168,7 @@ class ServeConfig(_Section):
     )
     guard: GuardConfig = GuardConfig()
     decision_log: DecisionLogConfig = DecisionLogConfig()
+    state: StateConfig = StateConfig()
     log: LogConfig = LogConfig()
     tracing: TracingConfig = TracingConfig()
 

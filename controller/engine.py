@@ -7,13 +7,21 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specgov.controller.config import ServeConfig
 from specgov.controller.decision import DecisionBuilder
+from specgov.controller.engine_state import (
+    UnfitStateError,
+    batch_of,
+    expect,
+    identity,
+    policy_snapshot,
+    restore_policy,
+)
 from specgov.controller.fallback import Fallback
 from specgov.controller.guard.estimates import Outlook
 from specgov.controller.guard.guard import Guard
@@ -35,6 +43,7 @@ GENERATIONS_BETWEEN_BOOTS = 101
 """Added to slot generations with each boot; odd, so that 256 boots differ."""
 
 MODES = {"active": pb.MODE_ACTIVE, "shadow": pb.MODE_SHADOW, "frozen": pb.MODE_FROZEN, "off": pb.MODE_OFF}
+_MODE_NAMES = {number: name for name, number in MODES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +93,13 @@ class Engine:
         self.reports_dropped = 0
         self.decisions = 0
         self.tier_switches = 0
+        self.restored_reports = 0
         self.last_record: StepRecord | None = None
         self.last_decisions: deque[pb.Decision] = deque(maxlen=KEPT_DECISIONS)
         self.outlook: Outlook | None = None
         self._config = config
         self._clock = clock
-        self._rng = np.random.default_rng([config.seed, zlib.crc32(info.engine_id.encode())])
+        self._rng = self._new_rng()
         self._batch = BatchView(batch_size=1)
         self._last_step_id = 0
         self._generation_offset = 0
@@ -127,6 +137,67 @@ class Engine:
         self._known_step_ids.clear()
         older, self.session = self.session, session
         return older
+
+    @property
+    def change_mark(self) -> object:
+        """Another one whenever what ``snapshot`` takes may have changed."""
+        return self.reports, self.mode, self.policy_text, self.policy, self.info.boot_id
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """What is to outlive the sidecar (``engine_state``), None if there is nothing.
+
+        A rule that failed leaves what was saved before as it is.
+        """
+        if self.policy_failure or (not self.reports and not self._set_by_hand()):
+            return None
+        return {
+            "engine_id": self.info.engine_id,
+            "identity": identity(self.info, self.spec, self._config.profile),
+            "by_hand": self._set_by_hand(),
+            "policy": policy_snapshot(self.policy_text, self.policy),
+            "reports": self.restored_reports + self.reports,
+            "boot_id": self.info.boot_id,
+            "last_step_id": self._last_step_id,
+            "generation_offset": self._generation_offset,
+            "batch": asdict(self._batch),
+        }
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a snapshot, on an engine that was just made; after an error it is as if just made.
+
+        Raises:
+            UnfitStateError: the snapshot is not of this engine, or not of its policy.
+            PolicyError: the policy that was set by hand cannot be used any more.
+
+        """
+        text = self.policy_text
+        try:
+            expect(identity(self.info, self.spec, self._config.profile), saved["identity"])
+            by_hand = saved["by_hand"]
+            text = by_hand.get("policy", text)
+            policy = self._make_policy(text)
+            restore_policy(policy, text, saved["policy"])
+            batch, same_boot = batch_of(saved["batch"]), saved["boot_id"] == self.info.boot_id
+            last_step_id, offset = int(saved["last_step_id"]), int(saved["generation_offset"])
+            reports, mode = int(saved["reports"]), MODES.get(by_hand.get("mode", ""), self.mode)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            self._rng = self._new_rng()
+            self._use_policy(self.policy_text)
+            raise error if isinstance(error, ValueError) else UnfitStateError(_said(error)) from error
+        self._install(policy)
+        self.policy_text, self.mode, self.restored_reports = text, mode, reports
+        self._batch = batch
+        self._last_step_id = last_step_id if same_boot else 0
+        self._generation_offset = (offset + (0 if same_boot else GENERATIONS_BETWEEN_BOOTS)) % 256
+
+    def _new_rng(self) -> np.random.Generator:
+        return np.random.default_rng([self._config.seed, zlib.crc32(self.info.engine_id.encode())])
+
+    def _set_by_hand(self) -> dict[str, str]:
+        """The mode and the policy where they are others than the configured ones."""
+        found = {"mode": _MODE_NAMES[self.mode], "policy": self.policy_text}
+        configured = {"mode": self._config.mode, "policy": self._config.policy}
+        return {name: value for name, value in found.items() if value != configured[name]}
 
     def observe(self, report: pb.StepReport) -> StepRecord:
         """Take a report in, and learn from it where that is allowed.
@@ -222,6 +293,8 @@ class Engine:
             decisions=self.decisions,
             tier_switches=self.tier_switches,
             policy_failure=self.policy_failure,
+            policy_text=self.policy_text,
+            restored_reports=self.restored_reports,
             guard=self.guard.state(),
         )
         if self.last_record is not None:
@@ -256,20 +329,26 @@ class Engine:
         return summary
 
     def _use_policy(self, text: str) -> None:
-        context = PolicyContext(
+        policy = self._make_policy(text)
+        nature = (_nature(self.info), self.spec)
+        if nature != self._guarded:
+            self.guard = Guard(self._config.guard, self.info.engine_id, self._policy_context())
+            self._guarded = nature
+        self.guard.policy_changed()
+        self._install(policy)
+        self.policy_failure = ""
+
+    def _make_policy(self, text: str) -> Policy:
+        # Who may set a policy may not thereby open files; who starts the sidecar may.
+        return make_policy(text, self._policy_context(), files=text == self._config.policy)
+
+    def _policy_context(self) -> PolicyContext:
+        return PolicyContext(
             engine=self.spec,
             rng=self._rng,
             clock=self._clock,
             step_time=step_time_for(self.info, self._config.profile, self.spec.graph_batch_sizes),
         )
-        # Who may set a policy may not thereby open files; who starts the sidecar may.
-        policy = make_policy(text, context, files=text == self._config.policy)
-        nature = (_nature(self.info), self.spec)
-        if nature != self._guarded:
-            self.guard, self._guarded = Guard(self._config.guard, self.info.engine_id, context), nature
-        self.guard.policy_changed()
-        self._install(policy)
-        self.policy_failure = ""
 
     def _install(self, policy: Policy) -> None:
         self.policy = policy

@@ -8,18 +8,23 @@ from collections.abc import Callable
 from specgov.controller.config import ServeConfig
 from specgov.controller.engine import Engine
 from specgov.controller.session import Session, TooManyStreams
+from specgov.controller.state import StateKeeper
 from specgov.policies.types import EngineSpec
 from specgov.proto.v1 import specgov_pb2 as pb
 
 
 class Engines:
-    """Engines by id. Its lock is held when streams come and go, never for a step."""
+    """Engines by id. Its lock is held when streams come and go, never for a step.
+
+    ``keeper`` has what was saved of engines before, None where nothing is kept.
+    """
 
     def __init__(self, config: ServeConfig, clock: Callable[[], float]) -> None:
         self._config = config
         self._clock = clock
         self._lock = threading.Lock()
         self._by_id: dict[str, Engine] = {}  # the longest unused first
+        self.keeper: StateKeeper | None = None
 
     def connect(
         self, session: Session, info: pb.EngineInfo, spec: EngineSpec
@@ -39,13 +44,25 @@ class Engines:
                     f"{self._config.max_streams} engines are connected, which is the limit (max_streams)"
                 )
             if engine is None:
-                engine = Engine(info, spec, self._config, self._clock)
+                engine = self._made(info, spec)
             with engine.lock:
                 older = engine.connect(session, info, spec)
             self._by_id.pop(info.engine_id, None)
             self._by_id[info.engine_id] = engine
             self._forget_surplus()
             return engine, older
+
+    def _made(self, info: pb.EngineInfo, spec: EngineSpec) -> Engine:
+        """A new engine, with what was saved of it where that fits."""
+        engine = Engine(info, spec, self._config, self._clock)
+        saved = None if self.keeper is None else self.keeper.saved(info.engine_id)
+        if self.keeper is None or saved is None:
+            return engine
+        try:
+            engine.resume(saved)
+        except ValueError as error:
+            self.keeper.does_not_fit(info.engine_id, str(error))
+        return engine
 
     def disconnect(self, engine: Engine, session: Session) -> bool:
         """End the session's hold on the engine; whether it still had it."""

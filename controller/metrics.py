@@ -25,8 +25,7 @@ DECISION_SECONDS_BUCKETS = (
 class Metrics:
     """All metrics: the sidecar's own, the process's, and ``engines``, which has those of each engine.
 
-    ``connected_engines``, ``engines_on_fallback`` and ``log_rows_dropped`` are read when the endpoint is
-    asked.
+    The arguments of ``watch`` are asked when the endpoint is.
     """
 
     def __init__(self, engines: EngineMetrics | None = None) -> None:
@@ -77,6 +76,10 @@ class Metrics:
             "Decision log rows lost, because the disk failed or was slow",
         )
         self.registry.register(self._log_rows_dropped)
+        self._state_saves_failed = _CounterElsewhere(
+            "specgov_state_saves_failed", "Saves of an engine's state that the disk did not take"
+        )
+        self.registry.register(self._state_saves_failed)
         for cause in Cause:
             self._rejected.labels(cause.value)
 
@@ -89,11 +92,13 @@ class Metrics:
         connected_engines: Callable[[], int],
         engines_on_fallback: Callable[[], int],
         log_rows_dropped: Callable[[], int],
+        state_saves_failed: Callable[[], int],
     ) -> None:
         """Where the values that are read on demand come from."""
         self._connected_engines.set_function(connected_engines)
         self._engines_on_fallback.set_function(engines_on_fallback)
         self._log_rows_dropped.read = log_rows_dropped
+        self._state_saves_failed.read = state_saves_failed
 
 
 class _CounterElsewhere(Collector):

@@ -58,11 +58,26 @@ def step_time_for(
         RejectedMessage: there is no such profile.
 
     """
+    profile = _profile_for(info, configured)
+    return None if profile is None else profile.step_time.with_graph_batch_sizes(graph_batch_sizes)
+
+
+def profile_hash_for(info: pb.EngineInfo, configured: str) -> str:
+    """The hash of the profile that the engine's rule starts from; empty for none.
+
+    Raises:
+        RejectedMessage: there is no such profile.
+
+    """
+    profile = _profile_for(info, configured)
+    return "" if profile is None else profile.hash
+
+
+def _profile_for(info: pb.EngineInfo, configured: str) -> Profile | None:
     name = info.profile or configured
     if name == NO_PROFILE:
         return None
-    profile = bundled_profile_for(info) if name == AUTO else profile_from_wire(info.profile, configured)
-    return None if profile is None else profile.step_time.with_graph_batch_sizes(graph_batch_sizes)
+    return bundled_profile_for(info) if name == AUTO else profile_from_wire(info.profile, configured)
 
 
 def bundled_profile_for(info: pb.EngineInfo) -> Profile | None:

@@ -16,6 +16,7 @@ from specgov.controller.config import ServeConfig
 from specgov.controller.decision_log import DecisionLogError
 from specgov.controller.listen import ListenError
 from specgov.controller.server import Sidecar
+from specgov.controller.state import StateError
 from specgov.controller.tls import TlsError
 
 EXIT_FAILED = 1
@@ -42,7 +43,7 @@ def serve(config: ServeConfig) -> int:
             pass
         sidecar.stop()
         _end_process()
-    except (ListenError, DecisionLogError, TlsError, TokenError) as error:
+    except (ListenError, DecisionLogError, StateError, TlsError, TokenError) as error:
         print(f"specgov: {error}", file=sys.stderr)  # noqa: T201 what the user sees, whatever the log's format is
         return EXIT_FAILED
     finally:

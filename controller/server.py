@@ -17,12 +17,15 @@ from specgov.controller.engines import Engines
 from specgov.controller.logs import get_logger
 from specgov.controller.metrics import Metrics
 from specgov.controller.service import ControllerAdmin, SpeculationController
+from specgov.controller.state import StateKeeper
 from specgov.controller.telemetry import Telemetry
 from specgov.controller.ticker import Ticker
 from specgov.controller.tracing import Tracing
 
 DRAIN_GRACE_S = 0.5
 """How long streams may take to end; with the log's last write the process is gone within 2 s."""
+STATE_SAVE_S = 0.5
+"""How long the last save may take; what is not saved by then is as it was at the save before."""
 
 
 class Sidecar:
@@ -47,6 +50,12 @@ class Sidecar:
             else DecisionLog(config.decision_log.path, config.decision_log)
         )
         self.engines = Engines(config, clock)
+        self.keeper = (
+            None
+            if config.state.dir is None
+            else StateKeeper(config.state, config.max_engines, self.engines.all)
+        )
+        self.engines.keeper = self.keeper
         self.tracing = None if config.tracing.endpoint is None else Tracing(config.tracing)
         telemetry = Telemetry(self.metrics, self.decision_log, tracing=self.tracing)
         self.watchers = telemetry.watchers
@@ -59,6 +68,7 @@ class Sidecar:
             connected_engines=lambda: self.engines.connected,
             engines_on_fallback=lambda: self.engines.on_fallback,
             log_rows_dropped=lambda: self.decision_log.rows_dropped if self.decision_log else 0,
+            state_saves_failed=lambda: self.keeper.saves_failed if self.keeper else 0,
         )
         self._doors = Doors(
             config,
@@ -87,9 +97,12 @@ class Sidecar:
 
         Raises:
             ListenError: the metrics endpoint's address cannot be listened on; nothing is left behind.
+            StateError: the folder of saved states is another sidecar's; nothing is left behind.
 
         """
         try:
+            if self.keeper is not None:
+                self.keeper.start()
             self._start_metrics()
         except BaseException:
             self._doors.abandon()
@@ -104,7 +117,7 @@ class Sidecar:
     def stop(self, grace_s: float = DRAIN_GRACE_S) -> None:
         """Drain: health says not serving, streams end with a status, the log is written.
 
-        Takes at most half a second more than ``grace_s``.
+        Takes at most a second more than ``grace_s``.
         """
         self._ticker.stop()
         self.health.enter_graceful_shutdown()
@@ -115,6 +128,8 @@ class Sidecar:
             self._metrics_server.shutdown()
             self._metrics_server.server_close()
         wait_until_stopped()
+        if self.keeper is not None:
+            self.keeper.close(STATE_SAVE_S)
         if self.decision_log is not None:
             self.decision_log.close()
         if self.tracing is not None:

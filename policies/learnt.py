@@ -52,7 +52,8 @@ def capture(value: Any) -> Any:
             return list(value)
         return [capture(item) for item in value]
     if isinstance(value, Learnt) or dataclasses.is_dataclass(value):
-        return {name: capture(getattr(value, name)) for name in _hints(type(value))}
+        kind: Any = type(value)
+        return {name: capture(getattr(value, name)) for name in _hints(kind)}
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, bytes):
@@ -79,7 +80,8 @@ def _flat(sequence: list[Any] | tuple[Any, ...] | deque[Any]) -> typing.Iterable
 
 
 def _into(learnt: Learnt, captured: Any, where: str) -> None:
-    hints = _hints(type(learnt))
+    kind: Any = type(learnt)
+    hints = _hints(kind)
     _require(isinstance(captured, Mapping) and set(captured) == set(hints), where, "other attributes")
     for name, hint in hints.items():
         before = getattr(learnt, name, None)
@@ -94,7 +96,7 @@ def _value(hint: Any, captured: Any, before: Any, where: str) -> Any:
         if captured is None:
             return None
         kind = next(part for part in get_args(kind) if part is not type(None))
-    origin = get_origin(kind) or kind
+    origin: Any = get_origin(kind) or kind
     if origin is np.ndarray:
         return _array(kind, captured, None if grows else before, where)
     if origin in (list, tuple, deque):
@@ -103,7 +105,7 @@ def _value(hint: Any, captured: Any, before: Any, where: str) -> Any:
         _require(isinstance(before, origin), where, "nothing to put it into")
         _into(before, captured, where)
         return before
-    if dataclasses.is_dataclass(origin):
+    if hasattr(origin, "__dataclass_fields__"):
         hints = _hints(origin)
         _require(isinstance(captured, Mapping) and set(captured) == set(hints), where, "other fields")
         return origin(**{n: _value(h, captured[n], None, f"{where}.{n}") for n, h in hints.items()})
@@ -163,7 +165,7 @@ def _require(holds: bool, where: str, problem: str) -> None:
 
 
 @functools.cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     """The annotated attributes of a class and its bases, those of classes themselves left out."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}

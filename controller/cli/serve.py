@@ -27,6 +27,7 @@ def serve(
     tls_client_ca: Annotated[str | None, options.option("FILE.pem")] = None,
     metrics: Annotated[str | None, options.option("HOST:PORT")] = None,
     decision_log: Annotated[str | None, options.option("FILE")] = None,
+    state_dir: Annotated[str | None, options.option("FOLDER")] = None,
     max_streams: Annotated[int | None, options.option("N")] = None,
     seed: Annotated[int | None, options.option("N")] = None,
     log_level: Annotated[
@@ -58,6 +59,7 @@ def serve(
         tls_client_ca: Authorities of clients' certificates: only clients that have one may connect.
         metrics: HOST:PORT of the Prometheus endpoint.
         decision_log: File of the decision log. Default: no log.
+        state_dir: Folder that keeps over restarts what engines taught their policies. Default: none.
         max_streams: Engines connected at the same time.
         seed: Seed of the policies' randomness.
         log_level: Least severity shown.
@@ -82,6 +84,7 @@ def serve(
         "tls.client_ca": tls_client_ca,
         "metrics": metrics,
         "decision_log.path": decision_log,
+        "state.dir": state_dir,
         "max_streams": max_streams,
         "seed": seed,
         "log.level": log_level,
