@@ -40,7 +40,7 @@ def decide(
         tiers: The values of num_steps to choose from; default: the profile's.
         profile: Step-time profile; default: the sidecar's. See specgov profiles list.
         policy: Decision rule, as threshold:32:3; default: the tier with the largest expected output rate.
-        target: Where the sidecar listens: default: its own default socket.
+        target: Where the sidecar listens; default: SPECGOV_TARGET, else its own default socket.
         json: Print JSON.
 
     """

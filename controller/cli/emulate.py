@@ -37,7 +37,7 @@ def emulate(
 
     Args:
         load: A scenario: a bundled one by name, a TOML file, or demo.
-        target: Where the sidecar listens; default: its own default socket.
+        target: Where the sidecar listens; default: SPECGOV_TARGET, else its own default socket.
         duration_s: Simulated time to play; default: the scenario's duration.
         speed: Simulated seconds a second; 1 is real time.
         fast: As fast as possible, waiting for the decision on each step: the same seed gives the same run.

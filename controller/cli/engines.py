@@ -26,7 +26,7 @@ def list_engines(*, target: remote.Target = None, json: bool = False) -> None:
     For example: specgov engines --json
 
     Args:
-        target: Where the sidecar listens; default: its own default socket.
+        target: Where the sidecar listens; default: SPECGOV_TARGET, else its own default socket.
         json: Print JSON.
 
     """
@@ -74,7 +74,7 @@ def show(engine_id: EngineId, /, *, target: remote.Target = None, json: bool = F
 
     Args:
         engine_id: As in specgov engines.
-        target: Where the sidecar listens; default: its own default socket.
+        target: Where the sidecar listens; default: SPECGOV_TARGET, else its own default socket.
         json: Print JSON.
 
     """
@@ -100,7 +100,7 @@ def mode(engine_id: EngineId, mode: ModeName, /, *, target: remote.Target = None
     Args:
         engine_id: As in specgov engines; all for every engine that the sidecar knows.
         mode: The new mode.
-        target: Where the sidecar listens; default: its own default socket.
+        target: Where the sidecar listens; default: SPECGOV_TARGET, else its own default socket.
 
     """
     wanted = specgov_pb2.Mode.Value(f"MODE_{mode.upper()}")
@@ -126,7 +126,7 @@ def policy(engine_id: EngineId, policy: PolicyText, /, *, target: remote.Target 
     Args:
         engine_id: As in specgov engines.
         policy: A decision rule and its options, as NAME[:OPTION...].
-        target: Where the sidecar listens; default: its own default socket.
+        target: Where the sidecar listens; default: SPECGOV_TARGET, else its own default socket.
 
     """
     with remote.sidecar(remote.target_or_default(target)) as channel:
@@ -153,7 +153,7 @@ def watch(
         engine_id: As in specgov engines; default: all of them.
         every_steps: Show one step in this many.
         count: End after this many lines; 0: never.
-        target: Where the sidecar listens; default: its own default socket.
+        target: Where the sidecar listens; default: SPECGOV_TARGET, else its own default socket.
         json: Print one JSON object a line.
 
     """

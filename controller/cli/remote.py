@@ -20,16 +20,20 @@ from specgov.controller.listen import ListenError, TcpAddress, default_folder, i
 
 TIMEOUT_S = 5.0
 """How long a question may take before the sidecar counts as unreachable."""
+TARGET_VARIABLE = "SPECGOV_TARGET"
+"""Where a sidecar listens; the plugin reads it too."""
 TOKEN_VARIABLE = "SPECGOV_TOKEN_FILE"  # noqa: S105 the name of a variable
 """Names a file whose first line is the token for the admin service; never the token itself."""
 
 Target = Annotated[str | None, tyro.conf.arg(metavar="unix:///PATH|HOST:PORT", help_behavior_hint="")]
-"""Where a sidecar listens; None is its own default socket."""
+"""Where a sidecar listens; None is what the environment says, else its own default socket."""
 
 
 def target_or_default(target: str | None) -> str:
-    """``target``, or the socket on which ``specgov serve`` listens unless told otherwise."""
-    return target if target is not None else f"unix://{default_folder()}/specgov.sock"
+    """``target``, else ``SPECGOV_TARGET``, else the socket on which ``specgov serve`` listens by default."""
+    if target is not None:
+        return target
+    return os.environ.get(TARGET_VARIABLE, "").strip() or f"unix://{default_folder()}/specgov.sock"
 
 
 def grpc_target(target: str) -> str:
@@ -42,7 +46,7 @@ def grpc_target(target: str) -> str:
     try:
         return str(parse_address(f"unix:{target}" if target.startswith(("/", ".")) else target))
     except ListenError as error:
-        raise UsageError(f"--target {error}") from error
+        raise UsageError(f"--target (or {TARGET_VARIABLE}) {error}") from error
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def top(
         window_s: Seconds over which means are taken.
         every_steps: Look at one step in this many.
         once: Look for one interval, print a table and end. Exit code 3 if no sidecar answers.
-        target: Where the sidecar listens; default: its own default socket.
+        target: Where the sidecar listens; default: SPECGOV_TARGET, else its own default socket.
 
     """
     if not (0.1 <= interval_s <= 3600 and interval_s <= window_s < math.inf):

@@ -203,6 +203,20 @@ def test_engines_mode_and_policy(run, serve) -> None:
     ]
 
 
+def test_the_environment_names_the_sidecar_where_no_option_does(run, serve, tmp_path, monkeypatch) -> None:
+    sidecar = Sidecar()
+    target = serve(sidecar)
+    monkeypatch.setenv("SPECGOV_TARGET", target)
+    assert run("engines", "mode", "e1", "shadow").out == "e1: mode shadow\n"
+    assert run("engines", "list", "--target", f"unix://{tmp_path}/none.sock").code == 3
+    monkeypatch.setenv("SPECGOV_TARGET", " ")  # as good as not set
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert f"unix://{tmp_path}/specgov/specgov.sock" in run("engines", "list").err
+    monkeypatch.setenv("SPECGOV_TARGET", "nonsense")
+    ran = run("engines", "list")
+    assert (ran.code, "--target (or SPECGOV_TARGET) nonsense" in ran.err) == (2, True)
+
+
 def test_engines_mode_of_all(run, serve) -> None:
     sidecar = Sidecar()
     ran = run("engines", "mode", "all", "shadow", "--target", serve(sidecar))
