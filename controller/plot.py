@@ -1,6 +1,8 @@
-"""Line, step and point plots as SVG text, with nothing but the standard library.
+"""Line, step, point, area and bar plots as SVG text, with nothing but the standard library.
 
 A figure is a column of panels that share their x axis. Series hold plain numbers; None or NaN breaks a line.
+What has a colour of ``svg.py``'s has a class too (``ink``, ``muted``, ``grid``, ``paper``, ``c0`` ... for the
+palette), so that a page which holds the picture can restyle it, for dark mode say.
 """
 
 from __future__ import annotations
@@ -12,34 +14,47 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# Okabe and Ito's palette, told apart by colour-blind readers too (https://jfly.uni-koeln.de/color/).
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
-INK, MUTED, GRID = "#222222", "#666666", "#e4e4e4"
-FONT = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
-FONT_PX = 12
+from specgov.controller.svg import AREA_OPACITY, BAND_OPACITY, FONT, FONT_PX, GRID, MUTED, PALETTE
+from specgov.controller.svg import class_of as svg_class
+from specgov.controller.svg import dot as svg_dot
+from specgov.controller.svg import line as svg_line
+from specgov.controller.svg import rect as svg_rect
+from specgov.controller.svg import text as svg_text
+
 CHARACTER_PX = 0.6 * FONT_PX
 """Width assumed of a character where text is laid out side by side."""
 
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_BOTTOM = 72, 24, 44
 X_TICKS, Y_TICKS = 10, 4
 TITLE_PX, PANEL_HEAD_PX, PANEL_GAP_PX = 36, 24, 18
+LEGEND_ROW_PX, LEGEND_MARK_PX, LEGEND_GAP_PX = 18, 24, 16
+BAR_SHARE = 0.7
+"""Of the room that a bar has."""
+LEAST_SPAN_PX = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve: as many ``y`` as ``x``. A step curve holds each value until the next x."""
+    """One curve: as many ``y`` as ``x``. A step curve holds each value until the next x.
+
+    Areas, bands (areas that others shine through) and bars go from ``base`` to ``y``; base None is 0.
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[float | None]
-    kind: Literal["line", "step", "points"] = "line"
+    kind: Literal["line", "step", "points", "area", "band", "bars"] = "line"
     color: str | None = None
     dashed: bool = False
+    base: Sequence[float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot area. ``y_range`` None takes the data's, on a linear axis with 0 in it."""
+    """One plot area. ``y_range`` None takes the data's, on a linear axis with 0 in it.
+
+    ``spans`` are stretches of x that are shaded from top to bottom.
+    """
 
     title: str
     series: Sequence[Series]
@@ -47,11 +62,21 @@ class Panel:
     y_log: bool = False
     y_ticks: Sequence[float] | None = None
     height_px: int = 150
+    spans: Sequence[tuple[float, float]] = ()
+
+    @property
+    def labelled(self) -> list[tuple[int, Series]]:
+        """The series that the legend shows, with their places among all."""
+        return [(index, series) for index, series in enumerate(self.series) if series.label]
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Panels one below the other over one x axis."""
+    """Panels one below the other over one x axis.
+
+    ``x_labels`` are the texts of ``x_ticks`` where numbers would say little. A figure without a title has no
+    room for one.
+    """
 
     title: str
     x_label: str
@@ -59,12 +84,36 @@ class Figure:
     x_log: bool = False
     x_ticks: Sequence[float] | None = None
     width_px: int = 860
+    x_labels: Sequence[str] | None = None
+    x_range: tuple[float, float] | None = None
 
     @property
     def height_px(self) -> int:
         """Of the whole picture."""
-        panels = sum(PANEL_HEAD_PX + panel.height_px for panel in self.panels)
-        return TITLE_PX + panels + PANEL_GAP_PX * (len(self.panels) - 1) + MARGIN_BOTTOM
+        panels = sum(self.head_px(panel) + panel.height_px for panel in self.panels)
+        return self.title_px + panels + PANEL_GAP_PX * (len(self.panels) - 1) + MARGIN_BOTTOM
+
+    @property
+    def title_px(self) -> int:
+        """Height of the title."""
+        return TITLE_PX if self.title else 0
+
+    def legend_rows(self, panel: Panel) -> list[list[tuple[int, Series]]]:
+        """The panel's legend in rows; the first stands beside its title if all of it has room there."""
+        width = self.width_px - MARGIN_LEFT - MARGIN_RIGHT
+        beside = width - _text_px(panel.title) - LEGEND_GAP_PX
+        if sum(_entry_px(series) for _, series in panel.labelled) <= beside:
+            return [panel.labelled]
+        rows: list[list[tuple[int, Series]]] = [[], []]
+        for entry in panel.labelled:
+            if rows[-1] and sum(_entry_px(series) for _, series in [*rows[-1], entry]) > width:
+                rows.append([])
+            rows[-1].append(entry)
+        return rows
+
+    def head_px(self, panel: Panel) -> int:
+        """Height of the panel's title and legend."""
+        return PANEL_HEAD_PX + LEGEND_ROW_PX * (len(self.legend_rows(panel)) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +155,25 @@ def render(figure: Figure) -> str:
             "role": "img",
         },
     )
-    ET.SubElement(svg, "title").text = figure.title
-    ET.SubElement(svg, "rect", {"width": "100%", "height": "100%", "fill": "white"})
-    _text(svg, figure.title, MARGIN_LEFT, 23, size=15, weight="bold")
-    x_values = [x for panel in figure.panels for series in panel.series for x in series.x]
-    x_scale = _scale(x_values, MARGIN_LEFT, figure.width_px - MARGIN_RIGHT, log=figure.x_log)
-    top = TITLE_PX
+    names = ", ".join(panel.title for panel in figure.panels)
+    ET.SubElement(svg, "title").text = figure.title or names
+    ET.SubElement(svg, "rect", {"width": "100%", "height": "100%", "fill": "white", "class": "paper"})
+    if figure.title:
+        svg_text(svg, figure.title, MARGIN_LEFT, 23, size=15, weight="bold")
+    left, right = MARGIN_LEFT, figure.width_px - MARGIN_RIGHT
+    if figure.x_range is not None:
+        x_scale = Scale(*figure.x_range, left, right, figure.x_log)
+    else:
+        x_values = [x for panel in figure.panels for series in panel.series for x in series.x]
+        x_scale = _scale(x_values, left, right, log=figure.x_log)
+    top = figure.title_px
     for panel in figure.panels:
         last = panel is figure.panels[-1]
-        _draw_panel(svg, figure, panel, x_scale, top + PANEL_HEAD_PX, last)
-        top += PANEL_HEAD_PX + panel.height_px + PANEL_GAP_PX
+        head_px = figure.head_px(panel)
+        _draw_panel(svg, figure, panel, x_scale, top + head_px, last)
+        top += head_px + panel.height_px + PANEL_GAP_PX
     middle = (MARGIN_LEFT + figure.width_px - MARGIN_RIGHT) / 2
-    _text(svg, figure.x_label, middle, figure.height_px - 8, anchor="middle", color=MUTED)
+    svg_text(svg, figure.x_label, middle, figure.height_px - 8, anchor="middle", color=MUTED)
     ET.indent(svg)
     return ET.tostring(svg, encoding="unicode") + "\n"
 
@@ -130,41 +186,65 @@ def _draw_panel(
     left, right = x_scale.start_px, x_scale.end_px
     for value in panel.y_ticks if panel.y_ticks is not None else y_scale.ticks(Y_TICKS):
         y = y_scale(value)
-        _line(svg, left, y, right, y, GRID)
-        _text(svg, _number(value), left - 8, y + 4, anchor="end", color=MUTED)
-    for value in figure.x_ticks if figure.x_ticks is not None else x_scale.ticks(X_TICKS):
+        svg_line(svg, left, y, right, y, GRID)
+        svg_text(svg, _number(value), left - 8, y + 4, anchor="end", color=MUTED)
+    for start, end in panel.spans:
+        svg_rect(
+            svg, x_scale(start), top, max(x_scale(end) - x_scale(start), 1.5), panel.height_px, PALETTE[1]
+        )
+    ticks = list(figure.x_ticks if figure.x_ticks is not None else x_scale.ticks(X_TICKS))
+    labels = figure.x_labels if figure.x_labels is not None else [_number(value) for value in ticks]
+    for value, label in zip(ticks, labels, strict=True):
         x = x_scale(value)
-        _line(svg, x, bottom, x, bottom + 4, MUTED)
+        svg_line(svg, x, bottom, x, bottom + 4, MUTED)
         if last:
-            _text(svg, _number(value), x, bottom + 18, anchor="middle", color=MUTED)
-    _line(svg, left, bottom, right, bottom, MUTED)
-    _text(svg, panel.title, left, top - 8, weight="bold")
-    _draw_legend(svg, panel, right, top - 8)
+            svg_text(svg, label, x, bottom + 18, anchor="middle", color=MUTED)
+    svg_line(svg, left, bottom, right, bottom, MUTED)
+    _draw_head(svg, figure, panel, left, right, top)
     for index, series in enumerate(panel.series):
         _draw_series(svg, series, _color(series, index), x_scale, y_scale)
 
 
-def _draw_legend(svg: ET.Element, panel: Panel, right: float, baseline: float) -> None:
-    """From the right end leftwards, on the line of the panel's title."""
-    x = right
-    for index, series in reversed(list(enumerate(panel.series))):
-        if not series.label:
-            continue
-        x -= len(series.label) * CHARACTER_PX
-        _text(svg, series.label, x, baseline)
-        if series.kind == "points":
-            _dot(svg, x - 14, baseline - 4, _color(series, index))
-        else:
-            _line(svg, x - 24, baseline - 4, x - 6, baseline - 4, _color(series, index), 2, series.dashed)
-        x -= 40
+def _draw_head(svg: ET.Element, figure: Figure, panel: Panel, left: float, right: float, top: float) -> None:
+    """The panel's title, and its legend: beside it from the right end, or in rows of their own below."""
+    rows = figure.legend_rows(panel)
+    baseline = top - 8 - LEGEND_ROW_PX * (len(rows) - 1)
+    svg_text(svg, panel.title, left, baseline, weight="bold")
+    for number, row in enumerate(rows):
+        x = left if len(rows) > 1 else right - sum(_entry_px(series) for _, series in row) + LEGEND_GAP_PX
+        for index, series in row:
+            _draw_entry(svg, series, _color(series, index), x, baseline + LEGEND_ROW_PX * number)
+            x += _entry_px(series)
+
+
+def _draw_entry(svg: ET.Element, series: Series, color: str, x: float, baseline: float) -> None:
+    if series.kind == "points":
+        svg_dot(svg, x + 10, baseline - 4, color)
+    elif series.kind in ("area", "band", "bars"):
+        opacity = BAND_OPACITY if series.kind == "band" else AREA_OPACITY
+        svg_rect(svg, x + 4, baseline - 9, 14, 10, color, opacity)
+    else:
+        svg_line(svg, x, baseline - 4, x + 18, baseline - 4, color, 2, series.dashed)
+    svg_text(svg, series.label, x + LEGEND_MARK_PX, baseline)
+
+
+def _text_px(text: str) -> float:
+    return len(text) * CHARACTER_PX
+
+
+def _entry_px(series: Series) -> float:
+    return LEGEND_MARK_PX + _text_px(series.label) + LEGEND_GAP_PX
 
 
 def _draw_series(svg: ET.Element, series: Series, color: str, x_scale: Scale, y_scale: Scale) -> None:
+    if series.kind in ("area", "band", "bars"):
+        _draw_filled(svg, series, color, x_scale, y_scale)
+        return
     for run in _runs(series, y_scale.log, x_scale.log):
         points = [(x_scale(x), y_scale(y)) for x, y in run]
         if series.kind == "points":
             for x, y in points:
-                _dot(svg, x, y, color)
+                svg_dot(svg, x, y, color)
             continue
         if series.kind == "step":
             corners = [(later[0], earlier[1]) for earlier, later in itertools.pairwise(points)]
@@ -175,10 +255,33 @@ def _draw_series(svg: ET.Element, series: Series, color: str, x_scale: Scale, y_
             "stroke": color,
             "stroke-width": "1.8",
             "stroke-linejoin": "round",
-        }
+        } | svg_class(color)
         if series.dashed:
             attributes["stroke-dasharray"] = "5 4"
         ET.SubElement(svg, "polyline", attributes)
+
+
+def _draw_filled(svg: ET.Element, series: Series, color: str, x_scale: Scale, y_scale: Scale) -> None:
+    base = series.base if series.base is not None else [max(y_scale.low, 0.0)] * len(series.x)
+    tops = Series(series.label, series.x, series.y)
+    bottoms = dict(zip(series.x, base, strict=True))
+    gaps = [later - earlier for earlier, later in itertools.pairwise(sorted(series.x))]
+    bar_px = BAR_SHARE * (x_scale(x_scale.low + min(gaps, default=1.0)) - x_scale.start_px)
+    for run in _runs(tops, y_scale.log, x_scale.log):
+        shown = [(x, y, low) for x, y in run if (low := bottoms[x]) is not None and math.isfinite(low)]
+        if series.kind == "bars":
+            for x, y, low in shown:
+                y_px, low_px = y_scale(y), y_scale(low)
+                svg_rect(svg, x_scale(x) - bar_px / 2, y_px, bar_px, low_px - y_px, color, AREA_OPACITY)
+        elif shown:
+            upper = [(x_scale(x), y_scale(y)) for x, y, _ in shown]
+            lower = [(x_scale(x), y_scale(low)) for x, _, low in reversed(shown)]
+            attributes = {
+                "points": " ".join(f"{x:.1f},{y:.1f}" for x, y in (*upper, *lower)),
+                "fill": color,
+                "fill-opacity": BAND_OPACITY if series.kind == "band" else AREA_OPACITY,
+            }
+            ET.SubElement(svg, "polygon", attributes | svg_class(color))
 
 
 def _runs(series: Series, y_log: bool, x_log: bool) -> Iterator[list[tuple[float, float]]]:
@@ -215,7 +318,7 @@ def _scale(values: Sequence[float | None], start_px: float, end_px: float, log: 
 def _y_scale(panel: Panel, bottom: float, top: float) -> Scale:
     if panel.y_range is not None:
         return Scale(*panel.y_range, bottom, top, panel.y_log)
-    values = [y for series in panel.series for y in series.y]
+    values = [y for series in panel.series for y in (*series.y, *(series.base or ()))]
     scale = _scale(values, bottom, top, panel.y_log)
     if panel.y_log:
         return scale
@@ -247,42 +350,3 @@ def _number(value: float) -> str:
 
 def _color(series: Series, index: int) -> str:
     return series.color or PALETTE[index % len(PALETTE)]
-
-
-def _text(
-    svg: ET.Element,
-    text: str,
-    x: float,
-    y: float,
-    anchor: str = "start",
-    color: str = INK,
-    size: int = FONT_PX,
-    weight: str = "normal",
-) -> None:
-    attributes = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor, "fill": color}
-    if size != FONT_PX:
-        attributes["font-size"] = str(size)
-    if weight != "normal":
-        attributes["font-weight"] = weight
-    ET.SubElement(svg, "text", attributes).text = text
-
-
-def _line(
-    svg: ET.Element,
-    x1: float,
-    y1: float,
-    x2: float,
-    y2: float,
-    color: str,
-    width: float = 1,
-    dashed: bool = False,
-) -> None:
-    ends = {"x1": f"{x1:.1f}", "y1": f"{y1:.1f}", "x2": f"{x2:.1f}", "y2": f"{y2:.1f}"}
-    attributes = {**ends, "stroke": color, "stroke-width": str(width)}
-    if dashed:
-        attributes["stroke-dasharray"] = "5 4"
-    ET.SubElement(svg, "line", attributes)
-
-
-def _dot(svg: ET.Element, x: float, y: float, color: str) -> None:
-    ET.SubElement(svg, "circle", {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": "2.6", "fill": color})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ def demo(
     policy: str = "greedy",
     duration_s: Annotated[float | None, options.option("SECONDS")] = None,
     plot: Path = Path("specgov-demo.svg"),
+    decision_log: Path = Path("specgov-demo.jsonl"),
     seed: int = 0,
 ) -> None:
     """See Specgov work: a minute, no GPU.
@@ -39,6 +41,7 @@ def demo(
         policy: The sidecar's decision rule.
         duration_s: Length of the run; the load is stretched to it. Default: half a minute.
         plot: Where the picture goes (SVG).
+        decision_log: Where the sidecar's decision log goes, for specgov report.
         seed: Of the requests.
 
     """
@@ -46,13 +49,17 @@ def demo(
 
     if seed < 0 or (duration_s is not None and duration_s <= 0):
         raise UsageError("demo: --duration-s must be above 0, --seed 0 or more")
-    if not plot.parent.is_dir():
-        raise UsageError(f"demo: --plot {plot}: there is no folder {plot.parent}")
+    for option, path in (("--plot", plot), ("--decision-log", decision_log)):
+        if not path.parent.is_dir():
+            raise UsageError(f"demo: {option} {path}: there is no folder {path.parent}")
     _require_policy(policy)
     scenario = stretched(find_scenario("demo"), duration_s)
-    run = _govern(scenario, policy, seed)
+    run = _govern(scenario, policy, seed, decision_log)
     statics, threshold = _hindsight(scenario, seed)
     _report(scenario, run, run.trace(policy), statics, threshold, plot)
+    output.console().print(
+        f"Decision log: {decision_log}; specgov report {decision_log} makes a page of it", soft_wrap=True
+    )
 
 
 def _require_policy(text: str) -> None:
@@ -79,27 +86,31 @@ def stretched(scenario: Scenario, duration_s: float | None) -> Scenario:
     return dataclasses.replace(scenario, table=table.model_copy(update=changed))
 
 
-def _govern(scenario: Scenario, policy: str, seed: int) -> EngineRun:
-    """Run the engine under the sidecar's decisions, in real time."""
+def _govern(scenario: Scenario, policy: str, seed: int, decision_log: Path) -> EngineRun:
+    """Run the engine under the sidecar's decisions, in real time; an older log makes room for the new one."""
     from specgov.controller.cli.demo_view import DemoView
     from specgov.controller.cli.engine_run import run_engine
     from specgov.controller.cli.sidecar_process import sidecar_process
     from specgov.env.emulated import Pace
 
-    with (
-        tempfile.TemporaryDirectory(prefix="specgov-") as folder,
-        sidecar_process(Path(folder), ["--policy", policy, "--seed", str(seed)]) as target,
-        DemoView(output.console(redraws=True), policy, scenario.duration_s, time.monotonic) as view,
-    ):
-        return run_engine(
-            scenario,
-            target,
-            Pace(),
-            engine_id=ENGINE_ID,
-            seed=seed,
-            duration_s=scenario.duration_s,
-            on_step=view.show,
-        )
+    with tempfile.TemporaryDirectory(prefix="specgov-") as folder:
+        log = Path(folder) / "decisions.jsonl"
+        options = ["--policy", policy, "--seed", str(seed), "--decision-log", str(log)]
+        with (
+            sidecar_process(Path(folder), options) as target,
+            DemoView(output.console(redraws=True), policy, scenario.duration_s, time.monotonic) as view,
+        ):
+            run = run_engine(
+                scenario,
+                target,
+                Pace(),
+                engine_id=ENGINE_ID,
+                seed=seed,
+                duration_s=scenario.duration_s,
+                on_step=view.show,
+            )
+        shutil.move(log, decision_log)
+        return run
 
 
 def _hindsight(scenario: Scenario, seed: int) -> tuple[list[StepTrace], StepTrace]:

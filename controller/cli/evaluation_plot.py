@@ -146,7 +146,7 @@ def _legend(rules: Sequence[str]) -> Panel:
 
 
 def _color(index: int) -> str:
-    from specgov.controller.plot import PALETTE
+    from specgov.controller.svg import PALETTE
 
     return PALETTE[index % len(PALETTE)]
 

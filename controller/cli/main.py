@@ -63,6 +63,7 @@ COMMANDS = (
     Command("config check", "controller.cli.config:check", "Check a configuration file of the sidecar"),
     Command("emulate", "controller.cli.emulate:emulate", "Play an engine against a running sidecar"),
     Command("replay", "controller.cli.replay:replay", "Compare the policies on a recording's step costs"),
+    Command("report", "controller.cli.report:report", "Make a page of what a decision log tells"),
     Command("simulate", "controller.cli.simulate:simulate", "Run a policy on a simulated server"),
     Command("scenarios list", "controller.cli.scenarios:list_scenarios", "List the bundled scenarios"),
     Command(

@@ -96,7 +96,8 @@ def break_even(profile: Profile, batch_sizes: list[int], num_steps: int, context
 
 def picture(profile: Profile, context: int) -> Figure:
     """Measured points and fitted curves by batch size, and the break-even accept lengths."""
-    from specgov.controller.plot import PALETTE, Figure, Panel, Series
+    from specgov.controller.plot import Figure, Panel, Series
+    from specgov.controller.svg import PALETTE
 
     sizes = _measured_sizes(profile)
     fine = sorted({round(float(x)) for x in np.geomspace(sizes[0], sizes[-1], 120)})
@@ -134,7 +135,8 @@ def picture(profile: Profile, context: int) -> Figure:
 
 def comparison(pair: tuple[Profile, Profile], tiers: list[int], sizes: list[int], context: int) -> Figure:
     """Break-even accept lengths of two profiles, the second one dashed."""
-    from specgov.controller.plot import PALETTE, Figure, Panel, Series
+    from specgov.controller.plot import Figure, Panel, Series
+    from specgov.controller.svg import PALETTE
 
     series = [
         Series(

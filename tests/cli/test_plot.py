@@ -64,6 +64,73 @@ def test_panels_share_the_x_axis_and_stand_one_below_the_other() -> None:
     assert svg.attrib["height"] == str(36 + 24 + 100 + 18 + 24 + 50 + 44)
 
 
+def polygons(svg: ET.Element) -> list[list[tuple[float, float]]]:
+    shapes = svg.iter(f"{SVG}polygon")
+    return [
+        [tuple(map(float, pair.split(","))) for pair in shape.attrib["points"].split()] for shape in shapes
+    ]
+
+
+def rectangles(svg: ET.Element) -> list[tuple[float, ...]]:
+    found = [rect.attrib for rect in svg.iter(f"{SVG}rect") if "x" in rect.attrib]
+    return [tuple(float(each[key]) for key in ("x", "y", "width", "height")) for each in found]
+
+
+@pytest.mark.parametrize("kind", ["area", "band"])
+def test_an_area_goes_along_its_top_and_back_along_its_base(kind: str) -> None:
+    svg = drawn(one_panel(Series("", [0, 7], [5, 10], kind, base=[0, 2]), y_range=(0, 10)))
+    assert polygons(svg) == [[(72, 110), (772, 60), (772, 140), (72, 160)]]
+
+
+def test_an_area_is_broken_where_its_top_or_its_base_cannot_be_shown() -> None:
+    series = Series("", [0, 1, 2, 7], [5, None, 5, 10], "area", base=[0, 0, 0, 0])
+    assert polygons(drawn(one_panel(series, y_range=(0, 10)))) == [
+        [(72, 110), (72, 160)],
+        [(272, 110), (772, 60), (772, 160), (272, 160)],
+    ]
+
+
+def test_bars_stand_on_the_axis_and_leave_gaps() -> None:
+    # x -1..6 over 700 px: 100 px each, so bars one apart are 70 wide, 35 to each side.
+    figure = Figure("t", "x", [Panel("p", [Series("", [0, 1], [10, 5], "bars")], (0, 10), height_px=100)],
+                    width_px=796, x_range=(-1, 6))  # fmt: skip
+    assert rectangles(drawn(figure)) == [(137, 60, 70, 100), (237, 110, 70, 50)]
+
+
+def test_spans_are_shaded_from_top_to_bottom_and_never_vanish() -> None:
+    series = Series("", [0, 7], [0, 10])
+    svg = drawn(one_panel(series, y_range=(0, 10), spans=[(1, 3), (7, 7)]))
+    assert rectangles(svg) == [(172, 60, 200, 100), (772, 60, 1.5, 100)]
+
+
+def test_ticks_may_have_words_and_a_title_need_not_be() -> None:
+    panel = Panel("p", [Series("", [0, 7], [0, 10])], y_range=(0, 10), height_px=100)
+    figure = Figure("", "time", [panel], x_ticks=[0, 7], x_labels=["noon", "one"], width_px=796)
+    svg = drawn(figure)
+    assert {"noon", "one"} <= {text.text for text in svg.iter(f"{SVG}text")}
+    assert points(svg) == [[(72, 124), (772, 24)]]  # without a title all is 36 px higher
+
+
+def test_a_legend_without_room_beside_the_title_has_rows_of_its_own() -> None:
+    # 24 of mark, 7.2 a character, 16 of gap: 30 characters take 256 px, so one has room in a row of 304.
+    names = ["a" * 30, "b" * 30]
+    panel = Panel("title", [Series(name, [0, 1], [0, 1]) for name in names], height_px=100)
+    narrow, wide = (Figure("", "x", [panel], width_px=width) for width in (400, 860))
+    assert [[series.label for _, series in row] for row in narrow.legend_rows(panel)] == [
+        [],
+        *([n] for n in names),
+    ]
+    assert len(wide.legend_rows(panel)) == 1
+    assert narrow.height_px - wide.height_px == 2 * 18
+
+
+def test_colours_have_classes_for_a_page_to_restyle() -> None:
+    svg = drawn(one_panel(Series("", [0, 7], [0, 10]), y_range=(0, 10)))
+    assert [line.attrib["class"] for line in svg.iter(f"{SVG}polyline")] == ["c0"]
+    assert "paper" in {rect.attrib.get("class") for rect in svg.iter(f"{SVG}rect")}
+    assert {text.attrib["class"] for text in svg.iter(f"{SVG}text")} == {"ink", "muted"}
+
+
 def test_labels_are_escaped_and_all_there() -> None:
     svg = drawn(Figure("a < b & c", "time (s)", [Panel("rate", [Series("x<y", [0, 1], [0, 1])])]))
     texts = {text.text for text in svg.iter(f"{SVG}text")}

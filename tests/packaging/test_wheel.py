@@ -105,7 +105,7 @@ def test_the_wheel_holds_every_file_of_every_part(wheel: Path) -> None:
         for part, folder in FOLDERS.items()
         for name in tracked
         if Path(name).is_relative_to(folder)
-        and Path(name).suffix in (".py", ".pyi", ".proto", ".json", ".toml", ".csv", ".typed")
+        and Path(name).suffix in (".py", ".pyi", ".proto", ".json", ".toml", ".css", ".csv", ".typed")
     }
     assert wanted - held == set()
     for part in FOLDERS:
