@@ -47,7 +47,7 @@ SEED = 0
 class Plan:
     """``time_scale``: how much of a scenario's time is played, its script hurried by as much."""
 
-    time_scale: float = 0.25
+    time_scale: float = 0.15
     scenarios: tuple[str, ...] = tuple(scenario_names())
 
 

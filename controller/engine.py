@@ -378,7 +378,8 @@ class Engine:
             known_step_id=self._last_step_id,
             reason=reason,
         )
-        decision.guard_cause = int(cause)  # type: ignore[assignment]  # the enums' values are the same
+        if cause:
+            decision.guard_cause = int(cause)  # type: ignore[assignment]  # the enums' values are the same
         return decision
 
     def _admits(self, step: StepObservation, report: pb.StepReport) -> bool:

@@ -35,7 +35,8 @@ class Alarms:
         clock: seconds, monotonic as far as the machine's is.
         begun, ended: called with an alarm when it begins and when it ends.
 
-    Attributes: times: how often each began.
+    Attributes: times: how often each began. standing: the alarm that stands; zero acceptance first, since it
+        asks for more caution.
 
     """
 
@@ -47,6 +48,7 @@ class Alarms:
         ended: Callable[[GuardCause], None],
     ) -> None:
         self.times: Counter[GuardCause] = Counter()
+        self.standing = GuardCause.NONE
         self._config = config
         self._clock = clock
         self._begun = begun
@@ -60,13 +62,6 @@ class Alarms:
         self._probes_left = 0
         self._last_step_id = 0
         self._last_report_s: float | None = None
-
-    @property
-    def standing(self) -> GuardCause:
-        """The alarm that stands; zero acceptance first, since it asks for more caution."""
-        if self._zero_stands:
-            return GuardCause.ZERO_ACCEPTANCE
-        return next(iter(self._sound_steps_left), GuardCause.NONE)
 
     @property
     def clears_after_steps(self) -> int:
@@ -163,6 +158,7 @@ class Alarms:
     def _end_zero(self) -> None:
         if self._zero_stands:
             self._zero_stands = False
+            self._changed()
             self._ended(GuardCause.ZERO_ACCEPTANCE)
 
     def _count_sound_step(self) -> None:
@@ -170,8 +166,16 @@ class Alarms:
             self._sound_steps_left[cause] -= 1
             if not self._sound_steps_left[cause]:
                 del self._sound_steps_left[cause]
+                self._changed()
                 self._ended(cause)
 
     def _begin(self, cause: GuardCause) -> None:
         self.times[cause] += 1
+        self._changed()
         self._begun(cause)
+
+    def _changed(self) -> None:
+        if self._zero_stands:
+            self.standing = GuardCause.ZERO_ACCEPTANCE
+        else:
+            self.standing = next(iter(self._sound_steps_left), GuardCause.NONE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +17,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Expected output tokens of the whole batch in one step, and the step's time, by tier."""
+    """Expected output tokens of the whole batch in one step, and the step's time, by tier.
+
+    ``losses`` keeps what was worked out from them, by num_steps and batch size: the same is asked for several
+    times a step.
+    """
 
     batch_size: int
     tokens: list[float]
     ms: list[float]
+    losses: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, compare=False)
 
     def loss(self, tier: int, baseline: int, batch_size: int) -> tuple[float, float]:
         """Tokens that a step at ``tier`` loses against ``baseline``, and what that would bring in its time.

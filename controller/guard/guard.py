@@ -50,6 +50,7 @@ DEFAULT_BASELINE = (32, 3)
 """Batch size and num_steps of the threshold that is the baseline where none is named: what the engine's own
 client falls back to."""
 
+_NONE, _FALLBACK = GuardCause.NONE, Reason.FALLBACK
 _IMPOSSIBLE = (Cause.IMPOSSIBLE_COUNT, Cause.OUT_OF_RANGE, Cause.NOT_A_NUMBER)
 """What is merely out of order or of another engine is refused too, and says nothing of the signals."""
 
@@ -115,13 +116,12 @@ class Guard:
             return True
         accepted_drafts = int(step.accepted.sum())
         learns = self._alarms.observe(step, accepted_drafts, reports_dropped)
-        if self._output_rate.backoff.left_steps:
+        judged = not self._output_rate.backoff.left_steps
+        if not judged:
             self._output_rate.backoff.step()
-        elif followed and learns:
-            self._measure(step, accepted_drafts)
-        if followed and learns and self._estimates is not None:
-            self._budget.made(*self._loss(self._estimates, step.num_steps, step.batch_size))
         if learns:
+            if followed and self._estimates is not None:
+                self._account(step, accepted_drafts, self._estimates, judged)
             self._estimator.observe(step)
         return learns
 
@@ -169,7 +169,7 @@ class Guard:
         self._switching.decided(num_steps, batch.step_id)
         if self._estimates is not None:
             self._budget.decided(*self._loss(self._estimates, num_steps, batch.batch_size))
-        if cause:
+        if cause is not _NONE:
             self.interventions[cause] += 1
             if not (cause.is_alarm or cause is GuardCause.OUTPUT_RATE):  # those are told of as they begin
                 self._notices.say(cause)
@@ -186,12 +186,12 @@ class Guard:
     def standing(self) -> GuardCause:
         """Why the policy is not asked at present; NONE where it is."""
         alarm = self._alarms.standing
-        if alarm:
+        if alarm is not _NONE:
             return alarm
         silent_s = self._alarms.silent_s
         if silent_s is not None and silent_s > self.config.stale_s:
             return GuardCause.STALE
-        return GuardCause.OUTPUT_RATE if self._output_rate.backoff.left_steps else GuardCause.NONE
+        return GuardCause.OUTPUT_RATE if self._output_rate.backoff.left_steps else _NONE
 
     @property
     def trips(self) -> int:
@@ -236,15 +236,13 @@ class Guard:
 
     def _choose(self, policy: Policy, batch: BatchView) -> Verdict:
         standing = self.standing
-        if standing is GuardCause.ZERO_ACCEPTANCE:
-            return Verdict(self._probe if self._alarms.takes_probe() else self._smallest, standing)
-        if standing:
-            return Verdict(self.baseline, standing)
+        if standing is not _NONE:
+            return Verdict(self._in_place_of_policy(standing), standing)
         choice = policy.choose(batch)
         if choice.ranges is not self._known_ranges:
             check_ranges(choice.ranges, self._engine, policy.name)
             self._known_ranges = choice.ranges
-        if choice.reason == Reason.FALLBACK:
+        if choice.reason is _FALLBACK:
             return Verdict(choice, GuardCause.POLICY_FAILED)
         if choice.expected_tokens is None and choice.ranges == self.baseline.ranges:
             self._estimates = None  # nothing to lose, and no model needed
@@ -258,7 +256,12 @@ class Guard:
             loss = self._loss(self._estimates, num_steps, batch.batch_size)
             if not self._budget.affords(*loss):
                 return Verdict(_with_estimates(self.baseline, choice), GuardCause.BUDGET)
-        return Verdict(choice, GuardCause.NONE)
+        return Verdict(choice, _NONE)
+
+    def _in_place_of_policy(self, standing: GuardCause) -> Choice:
+        if standing is not GuardCause.ZERO_ACCEPTANCE:
+            return self.baseline
+        return self._probe if self._alarms.takes_probe() else self._smallest
 
     def _keep_latency(self, choice: Choice, cause: GuardCause, estimates: Estimates) -> Verdict:
         excess = self._latency.excess(estimates)
@@ -280,6 +283,9 @@ class Guard:
 
     def _loss(self, estimates: Estimates, num_steps: int, batch_size: int) -> tuple[float, float]:
         """Of a step at ``num_steps`` against the baseline, both as the latency targets leave them."""
+        known = estimates.losses.get((num_steps, batch_size))
+        if known is not None:
+            return known
         tier = self._index[num_steps]
         baseline = self._index[self.baseline.num_steps_for(batch_size)]
         if self._latency.has_target:
@@ -287,21 +293,25 @@ class Guard:
             instead = self._latency.instead(estimates, excess)
             tier = tier if excess[tier] <= 1.0 else instead
             baseline = baseline if excess[baseline] <= 1.0 else instead
-        return estimates.loss(tier, baseline, max(batch_size, 1))
+        loss = estimates.loss(tier, baseline, max(batch_size, 1))
+        estimates.losses[num_steps, batch_size] = loss
+        return loss
 
-    def _measure(self, step: StepObservation, accepted_drafts: int) -> None:
-        """Compare a timed step with what was expected of it and of the baseline."""
+    def _account(
+        self, step: StepObservation, accepted_drafts: int, estimates: Estimates, judged: bool
+    ) -> None:
+        """Count a step that followed a decision: its loss by estimate, and what it brought as measured."""
+        loss_tokens, baseline_tokens = self._loss(estimates, step.num_steps, step.batch_size)
+        self._budget.made(loss_tokens, baseline_tokens)
         live = len(step.accepted)
-        if self._estimates is None or step.step_ms is None or not live:
+        if step.step_ms is None or not live:
             return
-        estimates, share = self._estimates, step.batch_size / self._estimates.batch_size
-        if step.batch_size == estimates.batch_size:
-            self._latency.observe(step.step_ms / estimates.ms[self._index[step.num_steps]])
-        baseline = self._index[self.baseline.num_steps_for(step.batch_size)]
-        expected = estimates.tokens[baseline] / estimates.ms[baseline] * step.step_ms * share
+        ratio = step.step_ms / estimates.ms[self._index[step.num_steps]]
+        if self._latency.has_target and step.batch_size == estimates.batch_size:
+            self._latency.observe(ratio)
         # Requests that ended before the result was processed are not reported, and made tokens all the same.
         output_tokens = (accepted_drafts + live) * step.batch_size / live
-        if self._output_rate.measure(output_tokens, expected):
+        if judged and self._output_rate.measure(output_tokens, baseline_tokens * ratio):
             self._begin(GuardCause.OUTPUT_RATE)
 
     def _begin(self, cause: GuardCause) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 
 _SEEN_BEFORE = 8
 """Steps of a kind before one of them can be judged."""
@@ -13,7 +13,7 @@ _SCORE_DECAY = 1 / 16
 
 
 class StepTimes:
-    """The usual log step time by octave of the batch size and tier: within such a kind times differ little.
+    """The usual step time by octave of the batch size and tier: within such a kind times differ little.
 
     A step that is ``factor`` times slower or faster than usual jumps, and moves nothing. One such step is a
     stall that any server has; three of them, less one for 16 sound steps between, are an alarm.
@@ -21,26 +21,28 @@ class StepTimes:
     """
 
     def __init__(self, factor: float, believed_after: int) -> None:
-        self._log_factor = math.log(factor)
+        self._factor = factor
         self._believed_after = believed_after
-        self._usual: dict[tuple[int, int], tuple[int, float]] = {}
+        self._usual: dict[tuple[int, int], _Usual] = {}
         self._score = 0.0
         self._jumps_in_a_row = 0
 
     def jumps(self, batch_size: int, num_steps: int, step_ms: float) -> bool:
         """Take a step in; whether its time jumps."""
         kind = (batch_size.bit_length(), num_steps)
-        log_ms = math.log(step_ms)
-        seen, usual = self._usual.get(kind, (0, log_ms))
-        if seen >= _SEEN_BEFORE and abs(log_ms - usual) > self._log_factor:
-            self._score += 1.0
-            self._jumps_in_a_row += 1
-            if self._jumps_in_a_row >= self._believed_after:
-                self.restart()
-            return True
-        self._usual[kind] = (seen + 1, usual + (log_ms - usual) * max(_RATE, 1 / (seen + 1)))
-        self._score = max(self._score - _SCORE_DECAY, 0.0)
-        self._jumps_in_a_row = 0
+        usual = self._usual.get(kind)
+        if usual is None:
+            self._usual[kind] = _Usual(step_ms)
+        elif usual.seen < _SEEN_BEFORE:
+            usual.seen += 1
+            usual.ms += (step_ms - usual.ms) / usual.seen
+        elif usual.ms / self._factor <= step_ms <= usual.ms * self._factor:
+            usual.ms += (step_ms - usual.ms) * _RATE
+        else:
+            return self._jump()
+        if self._score:
+            self._score = max(self._score - _SCORE_DECAY, 0.0)
+            self._jumps_in_a_row = 0
         return False
 
     @property
@@ -53,3 +55,16 @@ class StepTimes:
         self._usual.clear()
         self._score = 0.0
         self._jumps_in_a_row = 0
+
+    def _jump(self) -> bool:
+        self._score += 1.0
+        self._jumps_in_a_row += 1
+        if self._jumps_in_a_row >= self._believed_after:
+            self.restart()
+        return True
+
+
+@dataclass(slots=True)
+class _Usual:
+    ms: float
+    seen: int = 1
