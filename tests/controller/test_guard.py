@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -413,3 +414,18 @@ def test_the_default_baseline_fits_every_engine(tiers: tuple[int, ...], baseline
     guard = Guard(GuardConfig(), "e", context)
     assert guard.baseline_text == baseline
     assert guard.baseline.num_steps_for(1) <= 3
+
+
+def test_the_page_lists_every_setting_and_cause() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guard.md").read_text()
+    for name, setting in GuardConfig.model_fields.items():
+        key = "engines.ENGINE_ID" if name == "engines" else name
+        assert f"| `{key}` | {default_of(setting.default)} | {setting.description} |" in page
+    for cause in GuardCause:
+        assert not cause or f"| `{cause.word}` |" in page
+
+
+def default_of(value: Any) -> str:
+    if value is None or value == {}:
+        return "none"
+    return "`true`" if value is True else f"`{value:g}`"
