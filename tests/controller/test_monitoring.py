@@ -57,6 +57,9 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield f"variable {variable['name']}", variable["query"]["query"]
     for rule in RULES:
         yield rule["alert"], rule["expr"]
+    for page in ("metrics.md", "operations.md"):
+        for query in re.findall(r"`([^`\n]*specgov_\w+[{\[][^`\n]*)`", (FOLDER.parent / page).read_text()):
+            yield page, query
 
 
 def series_in(expression: str) -> list[tuple[str, frozenset[str]]]:
