@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE / "plugin")]
 
 from contestants import ALL, FOREIGN_PROFILE, Contestant, ContestantError, Tuned, contestant  # noqa: E402
-from figures import Recorded, RecordTail, decisions, figures  # noqa: E402
+from figures import Recorded, RecordTail, decisions, figures, recording  # noqa: E402
 from governor import ENGINE, Governor  # noqa: E402
 from loads import FILE, Load, get_load, load_names, needs_trace  # noqa: E402
 from player import Player, session  # noqa: E402
@@ -44,6 +44,9 @@ OVERHEAD_S = 4.0
 """What a run takes beside its load, at most."""
 CHECKED = ("code", "mixed", "creative", "useless_drafter")
 CHECK_TOKENS = 48
+TABLE_STEPS = 80
+TABLE_TOKENS = 400_000
+"""Of a batch at most, so that it fits into the KV cache."""
 
 
 class Contest:
@@ -129,6 +132,21 @@ class Contest:
             flush=True,
         )
 
+    async def table(self, http: Any, path: Path, contexts: list[int], sizes: list[int]) -> None:
+        """Record what the steps of batches of fixed sizes cost on this server; for ``specgov calibrate``."""
+        path.unlink(missing_ok=True)
+        for number, (context, size) in enumerate((c, b) for c in contexts for b in sizes):
+            if context * size > TABLE_TOKENS:
+                continue
+            run = Run(f"table-{number}", "none", self.options.seed)
+            rids = [RequestId(run, CHECKED[0], place) for place in range(size)]
+            await asyncio.gather(*(self.player.one(http, rid, context, TABLE_STEPS) for rid in rids))
+            await self._close_run(http, run)
+            lines = recording(self.tail.read()[run.name], context, size)
+            with path.open("a") as file:
+                file.write("\n".join(lines) + "\n")
+        self.document["table"] = str(path)
+
     async def _close_run(self, http: Any, run: Run) -> None:
         """A last small request of no run: the recorder then hands on what it has."""
         rid = RequestId(Run(f"after-{run.name}", "static:0", 0), CHECKED[0], 0)
@@ -140,19 +158,12 @@ class Contest:
 
 
 async def play_all(contest: Contest, loads: list[Load]) -> None:
-    """Every contestant on every load, repeat by repeat, as long as there is time."""
+    """Check and record first; then every contestant on every load, repeat by repeat, while there is time."""
     options = contest.options
     rng = random.Random(options.seed)
     tuned = Tuned.read(options.tuned, contest.folder)
     async with session() as http:
-        if options.plain:
-            if "--speculative-algorithm" in options.server:
-                await contest.check(http, options.plain_num_steps, "none")
-        elif contest.governor is not None:
-            tiers = contest.governor.tiers()
-            contest.document["tiers"] = tiers
-            for tier in sorted({tiers[-1], tiers[0], tiers[len(tiers) // 2]}):
-                await contest.check(http, tier, f"static:{tier}")
+        await prepare(contest, http)
         line_ups = {load.name: line_up(contest, load, tuned) for load in loads}
         for repeat in range(options.repeats):
             for load in loads:
@@ -164,6 +175,26 @@ async def play_all(contest: Contest, loads: list[Load]) -> None:
                         contest.document["cut"].append(f"{load.name}, {who.name}, repeat {repeat}")
                     else:
                         await contest.play(http, load, who, repeat)
+
+
+async def prepare(contest: Contest, http: Any) -> None:
+    """Check acceptance, and record what is to be recorded before the contest."""
+    options = contest.options
+    if options.plain:
+        if "--speculative-algorithm" in options.server:
+            await contest.check(http, options.plain_num_steps, "none")
+        if options.table:
+            await contest.table(http, options.table, options.table_contexts, options.table_sizes)
+    elif contest.governor is not None:
+        tiers = contest.governor.tiers()
+        contest.document["tiers"] = tiers
+        for tier in sorted({tiers[-1], tiers[0], tiers[len(tiers) // 2]}):
+            await contest.check(http, tier, f"static:{tier}")
+        if options.random_s:
+            load = get_load("ramp", duration_s=options.random_s, at_most=options.at_most)
+            who = contestant("specgov-random", "ramp", Tuned({}, contest.folder), None)
+            await contest.play(http, load, who, 0)
+            contest.document["ranks_of_random"] = compare_ranks(contest.folder)
 
 
 def line_up(contest: Contest, load: Load, tuned: Tuned) -> list[Contestant]:
@@ -304,6 +335,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--calibrate-options", default="--model llama-3.1-8b --hardware H200", help="of specgov calibrate"
     )
+    numbers = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
+    parser.add_argument("--table", type=Path, help="with --plain: record step times first, in this file")
+    parser.add_argument("--table-contexts", type=numbers, default=[512])
+    parser.add_argument("--table-sizes", type=numbers, default=[1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256])
+    parser.add_argument("--random-s", type=float, help="first so long with tiers at random: do ranks agree?")
     parser.add_argument("--tuned", type=Path, help="what tune.py wrote")
     parser.add_argument("--trace", type=Path, help="a request trace, for the open loops")
     parser.add_argument("--duration-s", type=float, help="squeeze every load to this time")

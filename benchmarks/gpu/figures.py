@@ -33,9 +33,10 @@ class Step(NamedTuple):
 
 @dataclass
 class Recorded:
-    """A run's lines; ``first_s`` and ``done`` (time, tokens) by request number."""
+    """A run's lines; ``fills``: time, step id, requests; the rest by request number."""
 
     steps: list[Step] = field(default_factory=list)
+    fills: list[tuple[float, int, int]] = field(default_factory=list)
     first_s: dict[int, float] = field(default_factory=dict)
     done: dict[int, tuple[float, int]] = field(default_factory=dict)
 
@@ -61,6 +62,8 @@ class RecordTail:
             kind, run, *values = line.split(",")
             if kind == "step":
                 runs[run].steps.append(Step(float(values[0]), *map(int, values[1:])))
+            elif kind == "fill":
+                runs[run].fills.append((float(values[0]), int(values[1]), int(values[2])))
             elif kind == "first":
                 runs[run].first_s[int(values[1])] = float(values[0])
             elif kind == "done":
@@ -175,3 +178,17 @@ def step_times(steps: Sequence[Step], least: int = 10) -> dict[str, dict[str, tu
         if len(ms) >= least:
             cells[str(size)][str(tier)] = (round(statistics.median(ms), 3), len(ms))
     return cells
+
+
+def recording(recorded: Recorded, context_tokens: int, batch_size: int) -> list[str]:
+    """The steps of a batch on a server without speculation, as lines of a recording (env/recording.py)."""
+    decode = {
+        s.step_id: f"1,{s.batch_size},{s.step_id},{s.t_s:.6f},{s.t_s:.6f},0,,{s.context_tokens}"
+        for s in recorded.steps
+    }
+    prefill = {
+        step_id: f"0,{requests},{step_id},{t_s:.6f},{t_s:.6f},0,,0"
+        for t_s, step_id, requests in recorded.fills
+    }
+    lines = [line for _, line in sorted({**prefill, **decode}.items())]
+    return [f"#run,{context_tokens},{batch_size}", *lines]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .record import Recorder
 
 LARGEST_BATCH_SIZE = 4096
+STEPS_BETWEEN_COUNTS = 16
 
 
 class BenchmarkError(RuntimeError):
@@ -45,6 +46,7 @@ class Contest:
         self._ids: list[str] = []
         self._rows: NDArray[np.int64] = np.zeros(0, np.int64)
         self._launch: Launch | None = None
+        self._since_count = 0
 
     @property
     def follows_specgov(self) -> bool:
@@ -88,6 +90,16 @@ class Contest:
         accepted = self.texts.write(self._rows, num_steps)
         self.context_tokens = self.texts.context_tokens(self._rows)
         return accepted
+
+    def count_context(self, requests: Sequence[Any]) -> None:
+        """Count the tokens of a step's requests where nothing is drawn; seldom anew, since it takes time."""
+        ids = [request.rid for request in requests]
+        self._since_count += 1
+        if ids != self._ids or self._since_count >= STEPS_BETWEEN_COUNTS:
+            self._ids, self._since_count = ids, 0
+            self.context_tokens = sum(len(r.origin_input_ids) + len(r.output_ids) for r in requests)
+        else:
+            self.context_tokens += len(ids)
 
     def _choose(self, batch_size: int) -> Launch | None:
         if self._policy is None:

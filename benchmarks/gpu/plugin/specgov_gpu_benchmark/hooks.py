@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .contest import BenchmarkError, Contest, folder
+from .contest import BenchmarkError, Contest, folder, run_of
 from .record import Recorder, tokens_beyond
 from .rid import parse
 
@@ -149,7 +149,7 @@ def around_result(contest: Contest) -> Any:
         if decode:
             _record_step(contest, recorder, scheduler, batch, result, live)
         elif extend:
-            _record_first_tokens(recorder, waiting)
+            _record_prefill(recorder, batch, waiting)
         return returned
 
     return around
@@ -171,6 +171,8 @@ def _record_step(
     run = known.run.name if known is not None else "-"
     recorder.enter(run)
     width = result.speculative_num_draft_tokens or 1
+    if batch.spec_info is None and not result.speculative_num_draft_tokens:
+        contest.count_context(requests)
     tokens = len(live)
     accepted = getattr(result, "num_correct_drafts_per_req_cpu", None)
     if width > 1 and accepted:
@@ -195,7 +197,9 @@ def _record_step(
         recorder.ended(run, [(k.number, tokens) for k, tokens in known_ones if k is not None])
 
 
-def _record_first_tokens(recorder: Recorder, waiting: list[Any]) -> None:
+def _record_prefill(recorder: Recorder, batch: Any, waiting: list[Any]) -> None:
+    run = run_of([r.rid for r in batch.reqs])
+    recorder.filled(run.name if run is not None else "-", batch.forward_iter, len(batch.reqs))
     begun = [parse(r.rid) for r in waiting if r.output_ids]
     for run in {k.run.name for k in begun if k is not None}:
         recorder.first_tokens(run, [k.number for k in begun if k is not None and k.run.name == run])

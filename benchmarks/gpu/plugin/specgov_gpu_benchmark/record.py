@@ -1,14 +1,16 @@
-"""What a scheduler did, as lines of a file: one for each step, and two for each request.
+"""What a scheduler did, as lines of a file: one for each step and prefill, and two for each request.
 
 ``head,VERSION,RANK``                                          once
 ``step,RUN,t_s,step_id,batch_size,live,num_steps,tokens,context_tokens,chosen_by,decision_id,waiting``
                                                                a decode step whose result was processed
+``fill,RUN,t_s,step_id,requests``                              a prefill, or a chunk of one, was processed
 ``first,RUN,t_s,NUMBER``                                       a request's first token was processed
 ``done,RUN,t_s,NUMBER,tokens``                                 a request ended
 
 ``t_s`` is the monotonic clock, which is one for all processes of a machine. ``tokens`` are those that
 requests got, without what SGLang makes beyond their length; ``context_tokens`` is that of the newest launch,
--1 where not known; ``chosen_by`` is the kind of the order (see specgov.sglang_plugin.orders) or 0.
+on a server that does not speculate that of the step; ``chosen_by`` is the kind of the order or 0 (see
+specgov.sglang_plugin.orders).
 """
 
 from __future__ import annotations
@@ -47,6 +49,10 @@ class Recorder:
         self._unflushed += 1
         if self._unflushed >= STEPS_BETWEEN_FLUSHES:
             self.flush()
+
+    def filled(self, run: str, step_id: int, requests: int) -> None:
+        """A prefill whose result was processed."""
+        self._file.write(f"fill,{run},{time.monotonic():.6f},{step_id},{requests}\n")
 
     def first_tokens(self, run: str, numbers: list[int]) -> None:
         """Requests whose prefill was processed."""
