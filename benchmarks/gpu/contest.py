@@ -108,7 +108,13 @@ class Contest:
         run = Run(f"{self._played}", who.rule, self.options.seed + repeat)
         played = await self.player.play(http, load.scenario, run)
         await self._close_run(http, run)
-        recorded = self.tail.read().get(run.name, Recorded())
+        runs = self.tail.read()
+        recorded = runs.pop(run.name, Recorded())
+        strangers = sum(
+            played.began_s <= step.t_s < played.ended_s for other in runs.values() for step in other.steps
+        )
+        if strangers:
+            played.errors["steps of another run"] += strangers
         entry = {
             "load": load.name,
             "contestant": who.name,
@@ -190,11 +196,15 @@ async def prepare(contest: Contest, http: Any) -> None:
         contest.document["tiers"] = tiers
         for tier in sorted({tiers[-1], tiers[0], tiers[len(tiers) // 2]}):
             await contest.check(http, tier, f"static:{tier}")
-        if options.random_s:
-            load = get_load("ramp", duration_s=options.random_s, at_most=options.at_most)
-            who = contestant("specgov-random", "ramp", Tuned({}, contest.folder), None)
-            await contest.play(http, load, who, 0)
-            contest.document["ranks_of_random"] = compare_ranks(contest.folder)
+    if options.warm_up_s:
+        warm_up = get_load("ramp", duration_s=options.warm_up_s, at_most=options.at_most).scenario
+        await contest.player.play(http, warm_up, Run("warm-up", "none" if options.plain else "cycle:3", 0))
+    if contest.governor is not None and options.random_s:
+        load = get_load("ramp", duration_s=options.random_s, at_most=options.at_most)
+        who = contestant("specgov-random", "ramp", Tuned({}, contest.folder), None)
+        await contest.play(http, load, who, 0)
+        contest.document["ranks_of_random"] = compare_ranks(contest.folder)
+        contest.write()
 
 
 def line_up(contest: Contest, load: Load, tuned: Tuned) -> list[Contestant]:
@@ -258,7 +268,8 @@ def record_profile(contest: Contest, governor: Governor) -> Path | None:
 
 def run(options: argparse.Namespace, folder: Path) -> None:
     """Start what is needed, play, and stop it."""
-    (folder / "record").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "record", ignore_errors=True)  # of a run before
+    (folder / "record").mkdir(parents=True)
     paths = [HERE / "plugin", *([HERE.parent / "dummy_draft"] if "dummy" in options.server else [])]
     os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
     os.environ["SPECGOV_BENCHMARK_RECORD"] = str(folder / "record")
@@ -339,6 +350,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--table", type=Path, help="with --plain: record step times first, in this file")
     parser.add_argument("--table-contexts", type=numbers, default=[512])
     parser.add_argument("--table-sizes", type=numbers, default=[1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256])
+    parser.add_argument(
+        "--warm-up-s", type=float, default=6.0, help="a ramp first, through all tiers; 0: none"
+    )
     parser.add_argument("--random-s", type=float, help="first so long with tiers at random: do ranks agree?")
     parser.add_argument("--tuned", type=Path, help="what tune.py wrote")
     parser.add_argument("--trace", type=Path, help="a request trace, for the open loops")

@@ -76,8 +76,8 @@ class Tuned:
 
         """
         kind = contestant.removesuffix("-tuned")
-        if load not in self.by_load:
-            raise ContestantError(f"nothing is tuned for {load}: see tune.py and --tuned")
+        if kind not in self.by_load.get(load, {}):
+            raise ContestantError(f"{contestant} needs to be tuned for it: see tune.py and --tuned")
         found = self.by_load[load][kind]
         if isinstance(found, str):
             return found

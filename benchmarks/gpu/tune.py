@@ -4,7 +4,7 @@
 
 With the step times of this very server (specgov sglang profile, specgov calibrate) and the same requests.
 Writes for each load the threshold, the batch -> num_steps schedule and the configuration of SGLang's adaptive
-policy with the largest output rate that ``specgov tune`` finds.
+policy with the largest output rate that ``specgov tune`` finds; adds to an output of the same profile.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +31,29 @@ from specgov.policies.profile import Profile, load_profile  # noqa: E402
 KINDS = ("threshold", "schedule", "sglang-adaptive")
 
 
-def tuned(load: Load, profile: Profile, seed: int, kinds: list[str]) -> dict[str, Any]:
-    """The best of each kind on a load, and the output rate that the simulator gives it."""
+def tuned(load: Load, profile: Profile, seed: int, kinds: list[str]) -> Iterator[tuple[str, Any]]:
+    """The best of each kind on a load."""
     scenario = load.on(profile).scenario
     tuner = Tuner([scenario], seed)
     search = {"threshold": tuner.threshold, "schedule": tuner.schedule, "sglang-adaptive": tuner.ema}
-    found: dict[str, Any] = {"plays": 0}
     for kind in kinds:
         began_s = time.monotonic()
         best = search[kind]()
-        found[kind] = best.parameters
-        found["plays"] += best.plays
         print(
             f"{load.name}: {kind} {best.parameters}, {math.exp(best.score):.1f} tokens a request-second, "
             f"{best.plays} plays, {time.monotonic() - began_s:.0f} s",
             flush=True,
         )
-    return found
+        yield kind, best.parameters
+
+
+def begun(path: Path, head: dict[str, Any]) -> dict[str, Any]:
+    """What was tuned before with the same profile and seed, to be added to; else nothing yet."""
+    if path.exists():
+        before: dict[str, Any] = json.loads(path.read_text())
+        if all(before.get(key) == value for key, value in head.items()):
+            return before
+    return {**head, "loads": {}}
 
 
 def main() -> None:
@@ -61,13 +68,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     profile = load_profile(options.profile)
-    document: dict[str, Any] = {
-        "command": "tune",
-        "profile": profile.name,
-        "profile_hash": profile.hash,
-        "seed": options.seed,
-        "loads": {},
-    }
+    head = {"command": "tune", "profile": profile.name, "profile_hash": profile.hash, "seed": options.seed}
+    document = begun(options.output, head)
     with tempfile.TemporaryDirectory() as folder:
         file = FILE
         if options.trace:
@@ -77,8 +79,9 @@ def main() -> None:
             load = get_load(name, file)
             if needs_trace(load) and not options.trace:
                 raise SystemExit(f"{name} needs --trace")
-            document["loads"][name] = tuned(load, profile, options.seed, options.kinds.split(","))
-            options.output.write_text(json.dumps(document, indent=1) + "\n")
+            for kind, found in tuned(load, profile, options.seed, options.kinds.split(",")):
+                document["loads"].setdefault(name, {})[kind] = found
+                options.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

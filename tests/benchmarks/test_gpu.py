@@ -15,7 +15,7 @@ sys.path[:0] = [str(GPU), str(GPU / "plugin")]
 
 from figures import Recorded, RecordTail, Step, figures, step_times, tier_time_shares  # noqa: E402
 from loads import get_load, load_names  # noqa: E402
-from specgov_gpu_benchmark.contest import BenchmarkError, run_of  # noqa: E402
+from specgov_gpu_benchmark.contest import BenchmarkError, Contest, run_of  # noqa: E402
 from specgov_gpu_benchmark.record import Recorder, tokens_beyond  # noqa: E402
 from specgov_gpu_benchmark.rid import RequestId, Run, parse  # noqa: E402
 from specgov_gpu_benchmark.rules import BySize  # noqa: E402
@@ -92,12 +92,36 @@ def test_ids_say_what_they_were_made_of() -> None:
     assert parse("HEALTH_CHECK_1") is None
 
 
-def test_requests_of_two_runs_in_a_batch_end_the_contest() -> None:
+def test_a_batch_belongs_to_the_run_of_its_newest_request() -> None:
     one, other = (RequestId(Run(name, "static:3", 1), "code", 0).text() for name in "ab")
-    assert run_of(["warm-up", one]) == Run("a", "static:3", 1)
+    assert run_of([one, "warm-up"]) == Run("a", "static:3", 1)
     assert run_of(["warm-up"]) is None
-    with pytest.raises(BenchmarkError, match="two runs"):
-        run_of([one, other])
+    assert run_of([one, other]) == Run("b", "static:3", 1)
+
+
+def test_a_draft_that_goes_cold_at_tier_0_is_accepted_less() -> None:
+    ids = [RequestId(Run("r", "none", SEED), "code", n).text() for n in range(300)]
+    means = {}
+    for goes_cold in (False, True):
+        texts = Texts(drafts_go_cold=goes_cold)
+        rows = texts.rows(ids)
+        before = texts.write(rows, 3).mean()
+        texts.write(rows, 0)
+        means[goes_cold] = (before, texts.write(rows, 3).mean())
+    assert means[False][0] == means[True][0]
+    # 0.86 a draft when warm; its log hazard grows by 0.7, which makes 0.86 ** exp(0.7) = 0.74 of it.
+    assert means[True][1] < means[False][1] - 0.2
+
+
+def test_a_contest_refuses_what_it_did_not_choose() -> None:
+    contest = Contest()
+    request = SimpleNamespace(rid=RequestId(Run("r", "none", SEED), "code", 0).text(), origin_input_ids=[1])
+    contest.begin_step([request])
+    assert contest.chosen is None  # there is no policy to take the place of
+    assert contest.write(1, 3).shape == (1,)
+    assert contest.context_tokens > 1
+    with pytest.raises(BenchmarkError, match="2 requests are verified"):
+        contest.write(2, 3)
 
 
 def test_a_rule_by_batch_size() -> None:
@@ -131,7 +155,7 @@ def test_figures_of_a_run() -> None:
         step(101.45, 4, 1, 3),
         step(102.0, 5, 1, 9),
     ]
-    recorded = Recorded(steps, {0: 100.2, 1: 101.1}, {0: (101.2, 11), 1: (103.0, 5)})
+    recorded = Recorded(steps, first_s={0: 100.2, 1: 101.1}, done={0: (101.2, 11), 1: (103.0, 5)})
     found = figures(recorded, {0: 100.0, 1: 101.0}, 100.0, 1.0, 2.0)
     # One second counts, from 101 to 102: three steps of 4 + 5 + 3 tokens.
     assert found["output_tokens_per_s"] == 12

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from specgov.policies.types import EngineSpec
 from specgov.sglang_plugin.orders import Kind
 from specgov.sglang_plugin.policy import GovernedPolicy, Launch
+from specgov.sglang_plugin.versions import draft_kv_stays_warm
 
 from .rid import Run, parse
-from .rules import ORACLE, SGLANG, SPECGOV, BySize, Oracle, Rule, sglang_policy
+from .rules import CYCLE, ORACLE, SGLANG, SPECGOV, BySize, Cycle, Oracle, Rule, sglang_policy
 from .texts import Texts
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Contest:
     """One for each scheduler process."""
 
     def __init__(self) -> None:
-        self.texts = Texts()
+        self.texts = Texts(drafts_go_cold=not draft_kv_stays_warm(os.environ))
         self.run: Run | None = None
         self.recorder: Recorder | None = None
         self.context_tokens = -1
@@ -140,21 +141,18 @@ class Contest:
             self._asks_sglang = True
         elif run.rule.startswith(ORACLE):
             self._rule = Oracle(run.rule.removeprefix(ORACLE), engine, self.texts)
+        elif run.rule.startswith(CYCLE):
+            self._rule = Cycle(int(run.rule.removeprefix(CYCLE)), engine)
         else:
             self._rule = BySize(run.rule, engine)
 
 
 def run_of(ids: Sequence[str]) -> Run | None:
-    """The run of a batch; None where no request is the benchmark's.
+    """The run of a batch's newest request; None where none is the benchmark's.
 
-    Raises:
-        BenchmarkError: requests of two runs are in it.
-
+    A step or two may still hold requests of the run before, which were aborted while the step was launched.
     """
-    runs = {request.run for request in map(parse, ids) if request is not None}
-    if len(runs) > 1:
-        raise BenchmarkError(f"two runs overlap: {sorted(run.name for run in runs)}")
-    return next(iter(runs), None)
+    return next((request.run for request in map(parse, reversed(ids)) if request is not None), None)
 
 
 def folder() -> str:

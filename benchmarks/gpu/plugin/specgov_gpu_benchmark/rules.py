@@ -6,6 +6,7 @@
 ``sglang:FILE``       the same with a configuration file.
 ``oracle:FILE``       the rate-optimal tier for the batch that is about to decode, from the true probabilities
                       of its requests at their places and the step times of a profile.
+``cycle:N``           each tier for N steps in turn, to warm the server up.
 anything else         a rule of ``specgov.policies`` that depends on the batch size alone, as ``static:3``,
                       ``threshold:64:3`` and ``schedule:1=5:33=1``, for the batch that is about to decode.
 
@@ -31,6 +32,7 @@ from .texts import Texts
 SPECGOV = "specgov"
 SGLANG = "sglang:"
 ORACLE = "oracle:"
+CYCLE = "cycle:"
 
 
 class Rule(Protocol):
@@ -53,6 +55,20 @@ class BySize:
     def num_steps(self, batch_size: int, rows: NDArray[np.int64]) -> int:  # noqa: ARG002
         """See ``Rule``."""
         return self._table[min(batch_size, len(self._table) - 1)]
+
+
+class Cycle:
+    """Each tier for ``steps`` in turn."""
+
+    def __init__(self, steps: int, engine: EngineSpec) -> None:
+        self._steps = steps
+        self._tiers = engine.tiers
+        self._made = 0
+
+    def num_steps(self, batch_size: int, rows: NDArray[np.int64]) -> int:  # noqa: ARG002
+        """See ``Rule``."""
+        self._made += 1
+        return self._tiers[self._made // self._steps % len(self._tiers)]
 
 
 class Oracle:

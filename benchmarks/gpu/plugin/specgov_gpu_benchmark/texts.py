@@ -33,9 +33,16 @@ def request_key(seed: int, number: int) -> Keys:
 
 
 class Texts:
-    """The texts of the requests of a run, and how far each has been written."""
+    """The texts of the requests of a run, and how far each has been written.
 
-    def __init__(self) -> None:
+    Args:
+        drafts_go_cold: whether a step at num_steps 0 leaves the draft's KV cache of its requests behind, so
+            that fewer drafts of theirs are accepted from then on.
+
+    """
+
+    def __init__(self, *, drafts_go_cold: bool = False) -> None:
+        self._drafts_go_cold = drafts_go_cold
         self._tables = AcceptanceTables(AcceptanceModel(tuple(CLASSES.values())), MAX_NUM_STEPS)
         self._capacity = _FIRST_CAPACITY
         self._key = np.zeros(_FIRST_CAPACITY, np.uint64)
@@ -45,6 +52,7 @@ class Texts:
         self._request = np.zeros(_FIRST_CAPACITY)
         self._text = np.zeros(_FIRST_CAPACITY)
         self._factor = np.ones(_FIRST_CAPACITY, np.float32)
+        self._cold = np.zeros(_FIRST_CAPACITY, np.bool_)
         self.clear()
 
     def clear(self) -> None:
@@ -77,6 +85,8 @@ class Texts:
             )
         else:
             accepted = np.zeros(len(rows), np.uint8)
+            if self._drafts_go_cold:
+                self._let_go_cold(rows)
         after = written + accepted + 1
         self._written[rows] = after
         moved = written // BLOCK_TOKENS != after // BLOCK_TOKENS
@@ -112,8 +122,15 @@ class Texts:
                 self._class[row] = _INDEX_BY_NAME[request.class_name]
         self._prompt[at] = prompt_tokens
         self._written[at] = 0
+        self._cold[at] = False
         self._request[at], self._text[at] = self._tables.first_state(self._key[at])
         self._set_factor(at)
+
+    def _let_go_cold(self, rows: NDArray[np.int64]) -> None:
+        at = rows[~self._cold[rows]]
+        if len(at):
+            self._cold[at] = True
+            self._set_factor(at)
 
     def _set_factor(self, at: NDArray[np.int64]) -> None:
         self._factor[at] = self._tables.factor(
@@ -121,7 +138,7 @@ class Texts:
             self._request[at],
             self._text[at],
             self._prompt[at] + self._written[at],
-            np.zeros(len(at), np.bool_),
+            self._cold[at],
         )
 
     def _grow(self) -> None:
@@ -130,7 +147,7 @@ class Texts:
 
         self._key, self._class, self._prompt = twice(self._key), twice(self._class), twice(self._prompt)
         self._written, self._request = twice(self._written), twice(self._request)
-        self._text, self._factor = twice(self._text), twice(self._factor)
+        self._text, self._factor, self._cold = twice(self._text), twice(self._factor), twice(self._cold)
         self._capacity *= 2
 
 

@@ -1,0 +1,318 @@
+"""report.py   Tables and pictures from contests' outputs.
+
+    python benchmarks/gpu/report.py plain.json governed1.json governed2.json --page docs/benchmarks-gpu.md \
+        --plot docs/benchmarks-gpu-ramp.svg --reality both.json
+
+Runs of one load and contestant are put together, from whichever file they come, and stand as medians with the
+least and the largest. Replaces what stands between the page's marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+from specgov.controller.plot import Figure, Panel, Series, render  # noqa: E402
+
+BEGIN = "<!-- gpu: begin, written by benchmarks/gpu/report.py -->"
+END = "<!-- gpu: end -->"
+PLAIN = "no-speculation"
+ORACLE = "oracle"
+OURS = "specgov-"
+PLOTTED = ("oracle", "specgov-greedy", "sglang-adaptive-default", "threshold-tuned", "static-3")
+STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 7: 2.36, 9: 2.26, 14: 2.14, 19: 2.09, 29: 2.05}
+"""Two-sided 95 % quantiles of Student's t by degrees of freedom; the next smaller one is taken."""
+
+Runs = dict[str, dict[str, list[dict[str, Any]]]]
+"""By load and contestant."""
+
+
+def collect(documents: Sequence[dict[str, Any]]) -> Runs:
+    """The runs of all documents."""
+    runs: Runs = defaultdict(lambda: defaultdict(list))
+    for document in documents:
+        for run in document["runs"]:
+            runs[run["load"]][run["contestant"]].append(run)
+    return runs
+
+
+def rate(runs: Sequence[dict[str, Any]]) -> float:
+    """The median output rate; in an open loop, where all have the same, that of a request: 1 over TPOT."""
+    if runs[0]["load"].startswith("open"):
+        return statistics.median(1e3 / run["tpot_ms"]["p50"] if run["tpot_ms"] else 0.0 for run in runs)
+    return statistics.median(run["output_tokens_per_s"] for run in runs)
+
+
+def best_peer(by_contestant: dict[str, list[dict[str, Any]]]) -> tuple[str, float]:
+    """The fastest that is neither Specgov nor the oracle, and its output rate; ("", nan) without any."""
+    peers = {
+        name: rate(runs)
+        for name, runs in by_contestant.items()
+        if not name.startswith(OURS) and name != ORACLE
+    }
+    name = max(peers, key=lambda who: peers[who], default="")
+    return name, peers.get(name, math.nan)
+
+
+def load_table(by_contestant: dict[str, list[dict[str, Any]]]) -> str:
+    """One load: a row a contestant, the fastest first."""
+    peer, peer_rate = best_peer(by_contestant)
+    oracle = rate(by_contestant[ORACLE]) if ORACLE in by_contestant else None
+    head = (
+        "contestant",
+        "output tokens/s",
+        "to the best peer",
+        "of the oracle",
+        "TPOT p50 / p99, ms",
+        "TTFT p50 / p99, ms",
+        "time at num_steps",
+        "switches",
+        "by the decision",
+        "errors",
+    )
+    rows = []
+    for name, runs in sorted(by_contestant.items(), key=lambda item: -rate(item[1])):
+        mark = f"**{name}**" if name == peer else name
+        rows.append(
+            (
+                mark,
+                _spread([run["output_tokens_per_s"] for run in runs]),
+                f"{rate(runs) / peer_rate - 1:+.1%}",
+                f"{rate(runs) / oracle:.1%}" if oracle else "",
+                _pair(runs, "tpot_ms"),
+                _pair(runs, "ttft_ms"),
+                _tiers(runs),
+                f"{statistics.median(run['tier_switches'] for run in runs):.0f}",
+                _followed(runs),
+                str(sum(sum(run["errors"].values()) for run in runs)),
+            )
+        )
+    return _table(head, rows)
+
+
+def summary(runs: Runs) -> str:
+    """Every load: Specgov's best rule beside the best peer and the oracle."""
+    head = (
+        "load",
+        "best peer",
+        "specgov-greedy to it",
+        "fastest of Specgov's to it",
+        "greedy, of the oracle",
+    )
+    rows = []
+    for load, by_contestant in runs.items():
+        peer, peer_rate = best_peer(by_contestant)
+        ours = {
+            n: rate(r) for n, r in by_contestant.items() if n.startswith(OURS) and n != "specgov-static-3"
+        }
+        if not ours or not peer:
+            continue
+        fastest = max(ours, key=lambda who: ours[who])
+        greedy = ours.get("specgov-greedy")
+        oracle = rate(by_contestant[ORACLE]) if ORACLE in by_contestant else None
+        rows.append(
+            (
+                load,
+                f"{peer}, {peer_rate:.0f}",
+                f"{greedy / peer_rate - 1:+.1%}" if greedy else "",
+                f"{fastest} {ours[fastest] / peer_rate - 1:+.1%}",
+                f"{greedy / oracle:.1%}" if greedy and oracle else "",
+            )
+        )
+    return _table(head, rows)
+
+
+def presence(runs: Runs, on: str, off: str) -> str:
+    """The same tier with Specgov and without, in pairs of one load and repeat: ratio and 95 % interval."""
+    head = ("load", "pairs", f"{on} / {off}", "95 % interval")
+    rows = []
+    for load, by_contestant in runs.items():
+        mine, other = (
+            {run["seed"]: run["output_tokens_per_s"] for run in by_contestant.get(name, [])}
+            for name in (on, off)
+        )
+        logs = [math.log(mine[seed] / other[seed]) for seed in mine if seed in other]
+        if len(logs) > 1:
+            mean, half = statistics.fmean(logs), half_width(logs)
+            low, high = math.exp(mean - half), math.exp(mean + half)
+            rows.append((load, str(len(logs)), f"{math.exp(mean):.4f}", f"{low:.4f} to {high:.4f}"))
+    return _table(head, rows) if rows else ""
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half the width of the mean's 95 % interval, by Student's t."""
+    freedom = len(values) - 1
+    quantile = STUDENT_95[max((known for known in STUDENT_95 if known <= freedom), default=1)]
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def figure(by_contestant: dict[str, list[dict[str, Any]]], load: str, plotted: Sequence[str]) -> Figure:
+    """Tier, requests and output rate over the time of a load, of each contestant's first run."""
+    lines = {name: by_contestant[name][0]["timeline"] for name in plotted if name in by_contestant}
+
+    def curves(what: str) -> tuple[Series, ...]:
+        return tuple(Series(name, line["t_s"], line[what], "step") for name, line in lines.items())
+
+    return Figure(
+        f"{load}, a real server",
+        "seconds",
+        (
+            Panel("num_steps, mean", curves("num_steps")),
+            Panel("output rate, tokens/s", curves("output_tokens_per_s"), height_px=220),
+            Panel("requests in a step", curves("batch_size")[:1]),
+        ),
+    )
+
+
+def reality(document: dict[str, Any]) -> str:
+    """The simulator beside the real server."""
+    head = (
+        "load",
+        "contestant",
+        "real, tokens/s",
+        "simulator",
+        "difference",
+        "real tiers",
+        "simulator's tiers",
+    )
+    rows = []
+    for row in document["rows"]:
+        real, simulated = row["real_output_tokens_per_s"], row["simulated_output_tokens_per_s"]
+        rows.append(
+            (
+                row["load"],
+                row["contestant"],
+                f"{real:.0f}",
+                f"{simulated:.0f}",
+                f"{simulated / real - 1:+.1%}",
+                _shares(row["real_tier_time_shares"]),
+                _shares(row["simulated_tier_time_shares"]),
+            )
+        )
+    return _table(head, rows)
+
+
+def markdown(documents: Sequence[dict[str, Any]], simulated: dict[str, Any] | None) -> str:
+    """All that stands between the marks."""
+    runs = collect(documents)
+    first = documents[0]
+    versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+    parts = [
+        f"GPU: {first['gpu']}; {first['cores']} cores, Python {first['python']}, {versions}. "
+        f"Runs of {', '.join(sorted({document['began'] for document in documents}))}.",
+        summary(runs),
+    ]
+    for load, by_contestant in runs.items():
+        tests = next((d["loads"][load]["tests"] for d in documents if load in d["loads"]), "")
+        repeats = sorted({len(found) for found in by_contestant.values()})
+        parts += [
+            f"### {load}",
+            f"{tests} Repeats: {' to '.join(map(str, sorted({repeats[0], repeats[-1]})))}; "
+            "least and largest in brackets.",
+            load_table(by_contestant),
+        ]
+    if cost := presence(runs, "specgov-static-3", "static-3"):
+        parts += ["### Cost of being there", cost]
+    checked = [document["ranks"] for document in documents if document.get("ranks", {}).get("ranks", 1) > 1]
+    for ranks in checked:
+        parts.append(
+            f"{ranks['ranks']} tensor-parallel ranks: {ranks['steps_compared']} steps compared, "
+            f"{ranks['steps_that_differ']} differ, {ranks['tier_switches']} switches of tiers."
+        )
+    left = [line for document in documents for line in (*document["left_out"], *document["cut"])]
+    if left:
+        parts.append("Not played: " + "; ".join(left) + ".")
+    if simulated:
+        parts += ["### Simulator against reality", reality(simulated)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def write_page(page: Path, text: str) -> None:
+    """Replace what stands between the page's marks.
+
+    Raises:
+        SystemExit: it lacks them.
+
+    """
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{page} has no place for the tables: it needs the lines {BEGIN!r} and {END!r}")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def _spread(values: Sequence[float]) -> str:
+    middle = f"{statistics.median(values):.0f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.0f} to {max(values):.0f})"
+
+
+def _pair(runs: Sequence[dict[str, Any]], what: str) -> str:
+    known = [run[what] for run in runs if run[what]]
+    return (
+        " / ".join(f"{statistics.median(k[q] for k in known):.1f}" for q in ("p50", "p99")) if known else ""
+    )
+
+
+def _tiers(runs: Sequence[dict[str, Any]]) -> str:
+    totals: dict[str, float] = defaultdict(float)
+    for run in runs:
+        for tier, share in run["tier_time_shares"].items():
+            totals[tier] += share / len(runs)
+    return _shares(totals)
+
+
+def _shares(shares: dict[str, float]) -> str:
+    return ", ".join(f"{tier}: {share:.0%}" for tier, share in shares.items() if share >= 0.005)
+
+
+def _followed(runs: Sequence[dict[str, Any]]) -> str:
+    shares = [
+        run["decisions"]["followed_share"] for run in runs if run.get("decisions", {}).get("steps_reported")
+    ]
+    if not shares:
+        return ""
+    lags = sorted(
+        int(lag) for run in runs for lag, count in run["decisions"]["lag_steps"].items() for _ in range(count)
+    )
+    return f"{statistics.median(shares):.1%}" + (f", lag {statistics.median_low(lags)}" if lags else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("contests", type=Path, nargs="+")
+    parser.add_argument("--page", type=Path, help="where the tables go; default: standard output")
+    parser.add_argument("--plot", type=Path, help="an SVG of one load over time")
+    parser.add_argument("--plot-load", default="ramp")
+    parser.add_argument("--plotted", default=",".join(PLOTTED))
+    parser.add_argument("--reality", type=Path, help="what reality.py wrote")
+    options = parser.parse_args()
+    documents = [json.loads(path.read_text()) for path in options.contests]
+    simulated = json.loads(options.reality.read_text()) if options.reality else None
+    text = markdown(documents, simulated)
+    if options.page:
+        write_page(options.page, text)
+    else:
+        print(text)
+    if options.plot:
+        by_contestant = collect(documents)[options.plot_load]
+        options.plot.write_text(render(figure(by_contestant, options.plot_load, options.plotted.split(","))))
+
+
+if __name__ == "__main__":
+    main()
