@@ -86,8 +86,8 @@ class Recording:
     engine: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_recording(path: Path) -> Recording:
-    """Read a recording of steps, or a decision log, told apart by their first bytes.
+def read_recording(path: str | Path) -> Recording:
+    """Read a recording of steps, or a decision log (file, folder or URL), told apart by their first bytes.
 
     Raises:
         RecordingError: the file cannot be read or is neither.
@@ -96,7 +96,9 @@ def read_recording(path: Path) -> Recording:
     from specgov.env.logged_rows import is_decision_log
     from specgov.env.logged_steps import read_decision_log
 
-    return read_decision_log(path) if is_decision_log(path) else parse_steps(read_text(path), path)
+    return (
+        read_decision_log(path) if is_decision_log(path) else parse_steps(read_text(Path(path)), Path(path))
+    )
 
 
 def parse_steps(text: str, path: Path) -> Recording:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    recordings: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
+    recordings: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
     /,
     *,
     output_path: Annotated[Path, tyro.conf.arg(name="output", aliases=["-o"], metavar="FILE")],
@@ -34,9 +34,9 @@ def calibrate(
 
     For example: specgov calibrate steps.csv nospec.csv -o h200-mine.json --model llama-3.1-8b --hardware H200
 
-    A recording is a file of decode steps, or a decision log that the sidecar wrote. Give those of one model
-    on one kind of machine; a recording of a server without speculation tells what tier 0 costs beside it. The
-    same recordings and options give the same file, byte for byte.
+    A recording is a file of decode steps, or a decision log that the sidecar wrote (file, folder or URL).
+    Give those of one model on one kind of machine; a recording of a server without speculation tells what
+    tier 0 costs beside it. The same recordings and options give the same file, byte for byte.
 
     Args:
         recordings: Recordings of steps.

@@ -1,10 +1,12 @@
-"""Decision rules on the step costs of a recording, with acceptance that a scenario supplies.
+"""Decision rules on the step costs of a recording, or on a decision log.
 
-The recording says which batch sizes and contexts were run and what a step costs; it does not say what would
-have been accepted. So every figure here is counterfactual: what a rule would choose and what that would bring
-if steps cost what the recording says and drafts were accepted as stated.
+The recording says which batch sizes and contexts were run and what a step costs; what would have been
+accepted is stated (``logged_stage.py`` takes both from a decision log). So every figure here is
+counterfactual: what a rule would choose and what that would bring if steps cost what the recording says and
+drafts were accepted as stated.
 
-A run of the recording (its steps at one batch size) stands for a stretch of time in proportion to its steps.
+A run of the recording (its steps at one batch size) stands for a stretch of time in proportion to its steps,
+or in a decision log (whose runs are octaves of batch size) to the time that they took.
 Within a run the output rate is its expected tokens over its expected time; over runs it is the mean weighted
 by those stretches. The tier with the largest ``E[tok | k] / T(k)`` is then best at each step, whatever is
 done at the others.
@@ -49,7 +51,8 @@ class Stage:
 
     ``expected_tokens`` and ``expected_ms``, shape (S, number of tiers), are the whole batch's; ``noise`` (S,)
     multiplies the duration that rules observe; ``depths``, for each step, is how many drafts of each request
-    would be accepted in a row.
+    would be accepted in a row. ``tells_apart``: whether rules see which request is which. ``spent`` (S,) is
+    the share of the clock that a step stands for; None: all alike.
     """
 
     visits: Visits
@@ -60,6 +63,8 @@ class Stage:
     noise: Floats
     depths: list[NDArray[np.uint8]]
     seed: int
+    tells_apart: bool = True
+    spent: Floats | None = None
 
     @property
     def tiers(self) -> tuple[int, ...]:
@@ -93,6 +98,8 @@ def make_stage(
     acceptance: Floats,
     noise_sigma: float,
     seed: int,
+    *,
+    tells_apart: bool = True,
 ) -> Stage:
     """Work out costs and tokens of every tier at every step, and draw what chance decides.
 
@@ -100,24 +107,28 @@ def make_stage(
         visits: the steps.
         engine: its tiers and decision lag.
         step_time: what a step costs.
-        acceptance: P(draft i accepted | those before it were), shape (K,), K at least the largest tier.
+        acceptance: P(draft i accepted | those before it were), shape (K,) or (S, K), K at least the largest
+            tier.
         noise_sigma: of the lognormal scatter of observed durations.
         seed: of the draws.
+        tells_apart: whether rules see which request is which.
 
     """
     tiers = np.asarray(engine.tiers)
     rng = np.random.default_rng([seed, 0])
-    accept_length = expected_accept_length(acceptance)[tiers]
-    depths = [_depths(rng, int(batch_size), acceptance[: tiers[-1]]) for batch_size in visits.batch_sizes]
+    by_step = np.broadcast_to(acceptance[..., : tiers[-1]], (len(visits.batch_sizes), tiers[-1]))
+    accept_length = expected_accept_length(by_step)[:, tiers]
+    depths = [_depths(rng, int(size), each) for size, each in zip(visits.batch_sizes, by_step, strict=True)]
     return Stage(
         visits,
         engine,
         step_time,
-        visits.batch_sizes[:, None] * accept_length[None, :],
+        visits.batch_sizes[:, None] * accept_length,
         step_time.step_ms(visits.batch_sizes[:, None], tiers[None, :], visits.sum_seq_len_tokens[:, None]),
         np.exp(noise_sigma * rng.standard_normal(len(visits.batch_sizes))),
         depths,
         seed,
+        tells_apart,
     )
 
 
@@ -170,14 +181,14 @@ def outcome(stage: Stage, policy: str, tier_index: Ints) -> Outcome:
     tokens = np.bincount(run_of_step, stage.expected_tokens[steps, tier_index], len(runs))
     ms = np.bincount(run_of_step, stage.expected_ms[steps, tier_index], len(runs))
     rates = 1000.0 * tokens / ms
-    weights = np.bincount(run_of_step, minlength=len(runs)) / len(steps)
-    return Outcome(policy, tier_index, rates, float(rates @ weights))
+    weights = np.bincount(run_of_step, stage.spent, len(runs))
+    return Outcome(policy, tier_index, rates, float(rates @ weights / weights.sum()))
 
 
 def run_batch_sizes(stage: Stage) -> list[int]:
-    """The batch size of each run, in the order of ``run_tokens_per_s``."""
-    _, first = np.unique(stage.visits.runs, return_index=True)
-    return [int(size) for size in stage.visits.batch_sizes[first]]
+    """The smallest batch size of each run, in the order of ``run_tokens_per_s``."""
+    sizes, runs = stage.visits.batch_sizes, stage.visits.runs
+    return [int(sizes[runs == run].min()) for run in np.unique(runs)]
 
 
 def _first_view(stage: Stage) -> BatchView:
@@ -187,13 +198,14 @@ def _first_view(stage: Stage) -> BatchView:
 def _observation(stage: Stage, step: int, num_steps: int, tier_index: int) -> StepObservation:
     batch_size = int(stage.visits.batch_sizes[step])
     sum_tokens = int(stage.visits.sum_seq_len_tokens[step])
+    shown = batch_size if stage.tells_apart else 0
     return StepObservation(
         step_id=step + 1,
         batch_size=batch_size,
         num_steps=num_steps,
         accepted=np.minimum(stage.depths[step], np.uint8(num_steps)),
-        slots=np.arange(batch_size, dtype=np.uint16),
-        generations=np.full(batch_size, stage.visits.runs[step] % 256, dtype=np.uint8),
+        slots=np.arange(shown, dtype=np.uint16),
+        generations=np.full(shown, stage.visits.runs[step] % 256, dtype=np.uint8),
         sum_seq_len_tokens=sum_tokens,
         max_seq_len_tokens=-(-sum_tokens // batch_size),
         step_ms=float(stage.expected_ms[step, tier_index] * stage.noise[step]),

@@ -1,8 +1,10 @@
-"""``specgov replay``: the policies on a recording's step costs."""
+"""``specgov replay``: the policies on the step costs of a recording, or on a decision log."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,48 +21,89 @@ if TYPE_CHECKING:
 
 
 def replay(
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
     /,
     *,
-    policies: Annotated[tuple[str, ...], options.option("POLICY [POLICY ...]")] = (),
-    acceptance: Annotated[str, tyro.conf.arg(metavar="CLASS|P[,P...]")] = "chat",
-    steps: int = 2200,
-    lag: int = 2,
+    policies: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(metavar="POLICY [POLICY ...]", aliases=["--policy"], help_behavior_hint=""),
+    ] = (),
+    acceptance: Annotated[str, options.option("CLASS|P[,P...]")] = "",
+    steps: Annotated[int | None, options.option("N")] = None,
+    lag: Annotated[int | None, options.option("N")] = None,
+    engine: Annotated[str, options.option("ENGINE")] = "",
+    profile: Annotated[str, options.option("NAME|FILE.json")] = "",
     seed: int = 0,
     json: bool = False,
 ) -> None:
-    """Compare the policies on the step costs of a recording.
+    """Compare the policies on the step costs of a recording, or on a decision log.
 
     For example: specgov replay steps.csv --acceptance code --policies static:0 threshold:64:3 ema
+    or: specgov replay decisions.jsonl --policy static:3
 
     This is counterfactual: a recording says what steps cost, not what would have been accepted. Acceptance is
-    that of a named class, or stated by position, the same for every request. Each policy decides in this
-    process, on the recording's batch sizes and contexts, and sees the same draws.
+    that of a named class, or stated by position, the same for every request; on a decision log it is by
+    default what was seen around each step at each position. Each policy decides in this process, on the
+    file's batch sizes and contexts, and sees the same draws. A log's batches stay as they were, whatever a
+    policy does.
 
     Args:
-        files: Recordings of decode steps, in the format that specgov calibrate reads.
+        files: Recordings of decode steps, in the format that specgov calibrate reads, or decision logs.
         policies: Decision rules; default: every rule with its defaults, and static at each tier.
         acceptance: A class of requests (chat, code, ...), or P(draft accepted | the drafts before it were)
-            by position.
-        steps: Steps to play; the recording's pattern of batch sizes is stretched to that many.
-        lag: Steps between the newest result that a decision knows and the step that it applies to.
+            by position. Default: chat; of a decision log, what was seen.
+        steps: Steps to play; the file's pattern of batch sizes is stretched to that many. Default: 2200; of a
+            decision log, all up to 5000.
+        lag: Steps between the newest result that a decision knows and the step that it applies to. Default:
+            2; of a decision log, the engine's.
+        engine: Which engine of a decision log.
+        profile: Step times for a decision log. Default: calibrated from it, else its engine's profile.
         seed: Of all that chance decides.
         json: Print JSON.
 
     """
     if not files:
-        raise UsageError("replay: name at least one recording")
-    if steps < 1 or lag < 1 or seed < 0:
+        raise UsageError("replay: name at least one recording or decision log")
+    if (steps is not None and steps < 1) or (lag is not None and lag < 1) or seed < 0:
         raise UsageError("replay: --steps and --lag must be 1 or more, --seed 0 or more")
     results = []
     for file in files:
-        stage = _stage(file, acceptance, steps, lag, seed)
-        results.append((file, stage, _play_all(stage, policies)))
+        played = _play(file, acceptance, steps, lag, engine, profile, seed)
+        results.append(
+            dataclasses.replace(played, outcomes=[*played.outcomes, *_play_all(played.stage, policies)])
+        )
     if json:
-        output.print_json([_as_json(*result, acceptance) for result in results])
+        output.print_json([_as_json(result) for result in results])
         return
     for result in results:
-        _print(*result, acceptance)
+        _print(result)
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """A file, the stage that was made of it, what it rests on in words, and how the rules fared."""
+
+    file: str
+    stage: Stage
+    acceptance: str
+    assumptions: str
+    outcomes: list[Outcome]
+
+
+def _play(
+    file: str, acceptance: str, steps: int | None, lag: int | None, engine: str, profile: str, seed: int
+) -> Played:
+    """The stage; of a decision log what ran is an outcome already."""
+    from specgov.controller.cli.logged_stage import is_log, logged_stage
+
+    if is_log(file):
+        stated = partial(acceptance_by_position, acceptance) if acceptance else None
+        found = logged_stage(file, engine, profile, steps, lag, seed, stated)
+        return Played(file, found.stage, acceptance or "logged", found.assumptions, [found.what_ran])
+    if engine or profile:
+        raise UsageError("replay: --engine and --profile are for decision logs")
+    stage = _stage(Path(file), acceptance or "chat", steps or 2200, lag or 2, seed)
+    return Played(file, stage, acceptance or "chat", "what would have been accepted is not recorded", [])
 
 
 def _stage(file: Path, acceptance: str, steps: int, lag: int, seed: int) -> Stage:
@@ -121,13 +164,15 @@ def _play_all(stage: Stage, policies: Sequence[str]) -> list[Outcome]:
     return [*outcomes, play_oracle(stage)]
 
 
-def _as_json(file: Path, stage: Stage, outcomes: Sequence[Outcome], acceptance: str) -> dict[str, Any]:
+def _as_json(played: Played) -> dict[str, Any]:
     from specgov.controller.cli.counterfactual import run_batch_sizes
 
+    stage = played.stage
     return {
-        "recording": str(file),
+        "recording": played.file,
         "counterfactual": True,
-        "acceptance": acceptance,
+        "acceptance": played.acceptance,
+        "assumptions": played.assumptions,
         "steps": len(stage.depths),
         "decision_lag_steps": stage.engine.decision_lag_steps,
         "seed": stage.seed,
@@ -141,16 +186,17 @@ def _as_json(file: Path, stage: Stage, outcomes: Sequence[Outcome], acceptance: 
                 "output_tokens_per_s": outcome.output_tokens_per_s,
                 "output_tokens_per_s_by_batch_size": outcome.run_tokens_per_s.tolist(),
             }
-            for outcome in outcomes
+            for outcome in played.outcomes
         ],
     }
 
 
-def _print(file: Path, stage: Stage, outcomes: Sequence[Outcome], acceptance: str) -> None:
+def _print(played: Played) -> None:
+    stage, outcomes = played.stage, played.outcomes
     console = output.console()
     console.print(
-        f"{file.name}: its step costs with acceptance {acceptance}. Counterfactual: what would have been "
-        f"accepted is not recorded. Decision lag {stage.engine.decision_lag_steps} steps, seed {stage.seed}.",
+        f"{Path(played.file).name}: its step costs with acceptance {played.acceptance}. Counterfactual: "
+        f"{played.assumptions}. Decision lag {stage.engine.decision_lag_steps} steps, seed {stage.seed}.",
         soft_wrap=True,
     )
     console.print(_summary_table(stage, outcomes))

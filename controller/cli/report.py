@@ -84,11 +84,11 @@ def report(
 def _model(steps: Steps, profile: str) -> Any:
     from specgov.controller.report.model import model_of
 
-    step_time, name = _step_time(steps.engine, profile)
+    step_time, name = step_time_of(steps.engine, profile)
     return model_of(steps, step_time, name)
 
 
-def _step_time(engine: Mapping[str, Any], wanted: str) -> tuple[StepTime | None, str]:
+def step_time_of(engine: Mapping[str, Any], wanted: str) -> tuple[StepTime | None, str]:
     """The step times that were asked for, or those of the engine's profile; None where there are none."""
     from specgov.controller.profiles import bundled_profile_for, cached_profile
     from specgov.policies.profile import Profile, profile_names

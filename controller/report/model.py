@@ -74,14 +74,18 @@ def conditional_acceptance(steps: Steps) -> tuple[Floats, NDArray[np.int64]]:
         return accepted.sum(axis=0) / drafts, drafts
 
 
-def accept_lengths(steps: Steps) -> Floats:
-    """Expected accept length at every num_steps 0..P around each step, (S, P + 1); NaN where not known."""
+def windowed_acceptance(steps: Steps) -> Floats:
+    """P(draft accepted | those before it were) by position around each step, (S, P); NaN if never drafted."""
     overall, _ = conditional_acceptance(steps)
     starts = np.arange(0, len(steps), WINDOW_STEPS)
     at_risk, accepted = (np.add.reduceat(counts, starts, axis=0) for counts in _counts(steps))
     pooled = (accepted + PRIOR_DRAFTS * overall) / (at_risk + PRIOR_DRAFTS)
-    by_window = expected_accept_length(pooled)
-    return np.repeat(by_window, WINDOW_STEPS, axis=0)[: len(steps)]
+    return np.repeat(pooled, WINDOW_STEPS, axis=0)[: len(steps)]
+
+
+def accept_lengths(steps: Steps) -> Floats:
+    """Expected accept length at every num_steps 0..P around each step, (S, P + 1); NaN where not known."""
+    return expected_accept_length(windowed_acceptance(steps))
 
 
 def _counts(steps: Steps) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
