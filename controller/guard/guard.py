@@ -311,7 +311,9 @@ class Guard:
             self._latency.observe(ratio)
         # Requests that ended before the result was processed are not reported, and made tokens all the same.
         output_tokens = (accepted_drafts + live) * step.batch_size / live
-        if judged and self._output_rate.measure(output_tokens, baseline_tokens * ratio):
+        # At the baseline's own tier nothing is short but the estimate.
+        expected = baseline_tokens * ratio if loss_tokens else output_tokens
+        if judged and self._output_rate.measure(output_tokens, expected):
             self._begin(GuardCause.OUTPUT_RATE)
 
     def _begin(self, cause: GuardCause) -> None:

@@ -1,11 +1,11 @@
 """Fallback where the measured output rate stays below what the baseline is estimated to bring.
 
 Over a window of timed steps: the tokens that the baseline would have brought in their measured times, less
-the tokens that they brought. It trips where that is more than ``margin`` of the former and more than
-``DEVIATIONS`` standard deviations of chance, as the steps themselves scatter; this is asked ``LOOKS`` times a
-window, so that a disaster is not watched to its end. The first quarter window of a policy is left to it to
-learn in. After a trip the baseline decides for a while (``backoff.py``), learning goes on, and the policy
-gets another try.
+the tokens that they brought. It trips where that is more than ``margin`` of what the baseline would bring
+over the whole window, and more than ``DEVIATIONS`` standard deviations of chance, as the steps themselves
+scatter. This is asked ``LOOKS`` times a window: what is short already is not watched to its end. The first
+quarter window of a policy is left to it to learn in. After a trip the baseline decides for a while
+(``backoff.py``), learning goes on, and the policy gets another try.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class OutputRate:
 
     def _is_short(self) -> bool:
         chance = math.sqrt(max(self._short_squared - self._short**2 / self._steps, 0.0))
-        return self._short > max(self._margin * self._baseline_tokens, DEVIATIONS * chance)
+        whole_window = self._baseline_tokens * self._window_steps / self._steps
+        return self._short > max(self._margin * whole_window, DEVIATIONS * chance)
 
     def _restart(self) -> None:
         self._steps = 0

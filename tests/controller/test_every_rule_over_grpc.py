@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 
 from specgov.client import Decision, StreamClient
+from specgov.controller.guard.config import GuardConfig
+from specgov.controller.guard.guard import Guard
+from specgov.controller.guard.guarded import Guarded
 from specgov.env.emulated import EmulatedEngine, EngineStep, Pace, engine_info, run_in_process
 from specgov.env.scenario import Scenario, load_scenario
 from specgov.policies.registry import make_policy, policy_names
-from specgov.policies.types import Choice, PolicyContext
+from specgov.policies.types import Choice, Policy, PolicyContext
 
 STEPS = 150
 SEED = 5
@@ -31,8 +35,13 @@ def scenario() -> Scenario:
     return load_scenario("agentic_bursts")
 
 
-def in_process(rule: str, scenario: Scenario, seed: int = SEED) -> list[EngineStep]:
-    """The steps under ``rule`` in this process, with the generator that a sidecar of ``seed`` makes."""
+def in_process(
+    rule: str, scenario: Scenario, seed: int = SEED, config: GuardConfig | None = None
+) -> list[EngineStep]:
+    """The steps under ``rule`` in this process, with the generator that a sidecar of ``seed`` makes.
+
+    With ``config`` behind a guard.
+    """
     server = scenario.build(1, SEED)
     context = PolicyContext(
         engine=server.config.engine,
@@ -40,7 +49,12 @@ def in_process(rule: str, scenario: Scenario, seed: int = SEED) -> list[EngineSt
         clock=lambda: 0.0,
         step_time=scenario.profile.step_time.with_graph_batch_sizes(server.config.engine.graph_batch_sizes),
     )
-    return list(islice(run_in_process(make_policy(rule, context), server), STEPS))
+    policy: Policy = make_policy(rule, context)
+    if config is not None:
+        # The sidecar adds the round trip to the lag that the engine names; the simulated server's has it.
+        spec = replace(context.engine, decision_lag_steps=context.engine.decision_lag_steps + 1)
+        policy = Guarded(policy, Guard(config, ENGINE_ID, replace(context, engine=spec)))
+    return list(islice(run_in_process(policy, server), STEPS))
 
 
 def through_sidecar(target: str, scenario: Scenario) -> list[EngineStep]:
@@ -73,7 +87,8 @@ def applied(steps: list[EngineStep]) -> list[int]:
 
 @pytest.mark.parametrize("rule", policy_names())
 def test_the_same_decisions(rule: str, scenario: Scenario, start: Callable) -> None:
-    running = start(policy=rule, seed=SEED, ttl_ms=60_000)
+    # Without the guard, which rightly refuses what some of them do here; the next test has it.
+    running = start(policy=rule, seed=SEED, ttl_ms=60_000, guard=GuardConfig(enabled=False))
     remote = through_sidecar(running.sidecar.target, scenario)
     local = in_process(rule, scenario)
     state = running.state(ENGINE_ID)
@@ -84,6 +99,19 @@ def test_the_same_decisions(rule: str, scenario: Scenario, start: Callable) -> N
         assert said(there.followed) == said(here.followed)
     assert len({step.observation.batch_size for step in local}) > 10
     assert rule == "static" or len(set(applied(local))) > 1
+
+
+@pytest.mark.parametrize(("rule", "steps_in"), [("greedy", False), ("static:0", True)])
+def test_the_same_decisions_behind_the_guard(
+    rule: str, steps_in: bool, scenario: Scenario, start: Callable
+) -> None:
+    """A small allowance, so that the guard refuses a rule that loses."""
+    config = GuardConfig(allowance_tokens=200.0)
+    running = start(policy=rule, seed=SEED, ttl_ms=60_000, guard=config)
+    remote = through_sidecar(running.sidecar.target, scenario)
+    local = in_process(rule, scenario, config=config)
+    assert applied(remote) == applied(local)
+    assert bool(running.state(ENGINE_ID).guard.interventions) is steps_in
 
 
 @pytest.mark.parametrize("rule", RANDOMISED)

@@ -140,10 +140,11 @@ def rate(margin: float = 0.1) -> OutputRate:
     return OutputRate(32, margin, Backoff(100, 1000))
 
 
-def test_a_policy_that_brings_less_than_the_baseline_trips_at_the_first_look() -> None:
+def test_a_policy_trips_once_it_is_short_by_the_margin_of_a_whole_window() -> None:
+    """A tenth of 32 steps at 100 are 320 tokens: 20 short a step, passed at the 17th and seen at the 20th."""
     judge = rate()
-    trips = [judge.measure(output_tokens=80.0, baseline_tokens=100.0) for _ in range(12)]
-    assert trips == [False] * 11 + [True]  # 8 to learn in, then a look after 4
+    trips = [judge.measure(output_tokens=80.0, baseline_tokens=100.0) for _ in range(8 + 20)]
+    assert trips == [False] * 27 + [True]
     assert judge.backoff.left_steps == 100
 
 
