@@ -23,6 +23,7 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    Metric,
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
@@ -160,7 +161,7 @@ class EngineMetrics(Collector):
 
     def collect(
         self,
-    ) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | SummaryMetricFamily]:
+    ) -> Iterator[Metric]:
         """Everything, as Prometheus wants it."""
         with self._lock:
             labelled = dict(self._labelled)
@@ -223,7 +224,7 @@ def _gauges(engines: dict[str, Engine]) -> Iterator[GaugeMetricFamily]:
 
 def _counts(
     tallies: dict[str, Tally],
-) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | SummaryMetricFamily]:
+) -> Iterator[Metric]:
     """What was counted."""
     by_tier = {
         "steps": CounterMetricFamily(

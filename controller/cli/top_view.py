@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Group
 from rich.table import Table
@@ -132,7 +133,8 @@ def _table(rows: Sequence[Row], columns: int, *, dim: bool) -> Table:
     widths |= {fixed[0].title: fixed[0].width + more, last.title: max(1, room - more)}
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
     for column in shown:
-        width, justify = widths[column.title], "left" if column.left else "right"
+        width = widths[column.title]
+        justify: Literal["left", "right"] = "left" if column.left else "right"
         table.add_column(Text(cut(column.title, width)), width=width, no_wrap=True, justify=justify)
     for row in rows:
         style = "red" if row.policy_failure or row.guard else ("dim" if dim or not row.connected else "")
