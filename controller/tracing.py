@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
+from google.protobuf.message import Message
 
 from specgov.controller.config import TracingConfig
 from specgov.proto.v1 import specgov_pb2 as pb
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 TRACED_CALLS = ("/specgov.v1.ControllerAdmin/", "/specgov.v1.SpeculationController/Decide")
 """What a traced call's path begins with."""
+MAX_TEXT_CHARS = 200
+"""Of a text in a request; the rest is left out."""
 EXPORT_S = 5.0
 """How long sending a batch of spans may take."""
 
@@ -133,9 +136,8 @@ class Tracing:
 
         service, _, method = path.lstrip("/").partition("/")
         metadata = {str(key): value for key, value in context.invocation_metadata()}
-        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
-        if engine_id := getattr(request, "engine_id", ""):
-            attributes["specgov.engine_id"] = engine_id
+        attributes: dict[str, Any] = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+        attributes |= _asked(request)
         with self._tracer.start_as_current_span(
             f"{service}/{method}",
             context=self._propagator.extract(metadata),
@@ -186,6 +188,20 @@ class _Interceptor(grpc.ServerInterceptor):
                 yield from handler.unary_stream(request, context)
 
         return grpc.unary_stream_rpc_method_handler(stream, **codecs)
+
+
+def _asked(request: Message) -> dict[str, str | int | float | bool]:
+    """What a call asks for, as attributes: the fields of its request that hold one plain value each."""
+    asked: dict[str, str | int | float | bool] = {}
+    for field, value in request.ListFields():
+        if field.enum_type is not None and isinstance(value, int):
+            known = field.enum_type.values_by_number.get(value)
+            value = known.name.partition("_")[2].lower() if known else value
+        if isinstance(value, str):
+            value = value[:MAX_TEXT_CHARS]
+        if isinstance(value, str | int | float | bool):
+            asked[f"specgov.{field.name}"] = value
+    return asked
 
 
 def _otlp_exporter(config: TracingConfig) -> SpanExporter:

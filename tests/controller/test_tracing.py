@@ -65,6 +65,7 @@ def test_an_admin_call_is_a_span_in_the_callers_trace(
         "rpc.service": "specgov.v1.ControllerAdmin",
         "rpc.method": "SetMode",
         "specgov.engine_id": "engine-1",
+        "specgov.mode": "frozen",
         "rpc.grpc.status_code": 0,
     }
 
@@ -73,7 +74,10 @@ def test_a_refused_call_is_an_error(start: Make, exporter: InMemorySpanExporter,
     sidecar = start(tracing=config())
     with pytest.raises(grpc.RpcError):
         sidecar.admin.GetEngine(pb.GetEngineRequest(engine_id="nobody"), timeout=60)
-    (span,) = finished(sidecar, exporter, eventually, 1)
+    with pytest.raises(grpc.RpcError):
+        sidecar.admin.SetMode(pb.SetModeRequest(engine_id="n" * 300, mode=77), timeout=60)  # type: ignore[arg-type]
+    span, second = finished(sidecar, exporter, eventually, 2)
+    assert (second.attributes["specgov.engine_id"], second.attributes["specgov.mode"]) == ("n" * 200, 77)
     assert span.attributes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
     assert (span.status.is_ok, span.status.description) == (False, "NOT_FOUND")
 
