@@ -77,6 +77,23 @@ class StateConfig(_Section):
     every_s: float = Field(default=30.0, ge=0.1, le=86_400, description="seconds between saves")
 
 
+class BundlesConfig(_Section):
+    """``[bundles]``: the store that ``specgov policy push`` fills, and how new bundles are tried."""
+
+    dir: str | None = Field(
+        default=None, min_length=1, description="folder of pushed bundles; none = there is no store"
+    )
+    watch_s: float = Field(
+        default=5.0, ge=0.1, le=86_400, description="seconds between looks at the folder of policy ppo:FOLDER"
+    )
+    trial_steps: int = Field(
+        default=2000,
+        ge=0,
+        le=10_000_000,
+        description="steps in which a new bundle that fails, or trips the guard, is rolled back; 0 = none",
+    )
+
+
 class LogConfig(_Section):
     """``[log]``: the sidecar's own messages, on stderr."""
 
@@ -169,6 +186,7 @@ class ServeConfig(_Section):
     guard: GuardConfig = GuardConfig()
     decision_log: DecisionLogConfig = DecisionLogConfig()
     state: StateConfig = StateConfig()
+    bundles: BundlesConfig = BundlesConfig()
     log: LogConfig = LogConfig()
     tracing: TracingConfig = TracingConfig()
 

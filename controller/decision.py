@@ -39,8 +39,7 @@ class DecisionBuilder:
             PolicyError: the choice names a tier that the engine does not have, or no range at all.
 
         """
-        if choice.ranges is not self._ranges and choice.ranges != self._ranges:
-            self._keep(choice.ranges)
+        self.check(choice)
         index = min(bisect_left(self._range_ends, batch_size), len(self._ranges) - 1)
         template = self._templates.get(index)
         if template is None:
@@ -54,6 +53,16 @@ class DecisionBuilder:
             decision.propensity = choice.propensity
         add_estimates(decision, self._engine.tiers, choice.expected_tokens, choice.expected_ms)
         return decision
+
+    def check(self, choice: Choice) -> None:
+        """Check that it is one for the engine.
+
+        Raises:
+            PolicyError: it names a tier that the engine does not have, no range at all, or overlapping ones.
+
+        """
+        if choice.ranges is not self._ranges and choice.ranges != self._ranges:
+            self._keep(choice.ranges)
 
     def _keep(self, ranges: tuple[TierRange, ...]) -> None:
         check_ranges(ranges, self._engine, self._policy.name)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from specgov.controller.bundles import Bundles
 from specgov.controller.config import ServeConfig
-from specgov.controller.decision import DecisionBuilder
 from specgov.controller.engine_state import (
     UnfitStateError,
     batch_of,
@@ -22,14 +18,13 @@ from specgov.controller.engine_state import (
     policy_snapshot,
     restore_policy,
 )
-from specgov.controller.fallback import Fallback
+from specgov.controller.engine_view import state_of, summary_of
 from specgov.controller.guard.estimates import Outlook
 from specgov.controller.guard.guard import Guard
 from specgov.controller.logs import get_logger
-from specgov.controller.profiles import step_time_for
+from specgov.controller.seat import Held, Seat, said
 from specgov.controller.validation import RejectedMessage, check_engine_rule, check_report
-from specgov.policies.registry import make_policy
-from specgov.policies.types import BatchView, EngineSpec, Policy, PolicyContext, Reason, StepObservation
+from specgov.policies.types import BatchView, EngineSpec, Policy, Reason, StepObservation
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
@@ -38,7 +33,6 @@ if TYPE_CHECKING:
 KEPT_DECISIONS = 32
 LAG_WINDOW_REPORTS = 200
 LAG_WINDOW_DECISIONS = 256
-MAX_FAILURE_CHARS = 500
 GENERATIONS_BETWEEN_BOOTS = 101
 """Added to slot generations with each boot; odd, so that 256 boots differ."""
 
@@ -68,9 +62,8 @@ class Engine:
 
     Every method wants ``lock`` held; no lock spans engines. ``session`` is the stream that has the engine.
 
-    A rule that raises, or chooses what the engine cannot do, is set aside for ``Fallback`` until the engine
-    is given a rule again; ``policy_failure`` says why, and is empty otherwise. ``outlook`` is what the newest
-    decision is expected to bring, None where its policy has no model.
+    ``seat`` has its rule. ``outlook`` is what the newest decision is expected to bring, None where its rule
+    has no model.
 
     Raises:
         PolicyError: the configured policy cannot be used on this engine.
@@ -79,15 +72,18 @@ class Engine:
     """
 
     def __init__(
-        self, info: pb.EngineInfo, spec: EngineSpec, config: ServeConfig, clock: Callable[[], float]
+        self,
+        info: pb.EngineInfo,
+        spec: EngineSpec,
+        config: ServeConfig,
+        clock: Callable[[], float],
+        bundles: Bundles | None = None,
     ) -> None:
         self.lock = threading.Lock()
         self.session: Session | None = None
         self.info = info
         self.spec = spec
         self.mode: pb.Mode.ValueType = MODES[config.mode]
-        self.policy_text = config.policy
-        self.policy_failure = ""
         self.reports = 0
         self.reports_rejected = 0
         self.reports_dropped = 0
@@ -98,8 +94,6 @@ class Engine:
         self.last_decisions: deque[pb.Decision] = deque(maxlen=KEPT_DECISIONS)
         self.outlook: Outlook | None = None
         self._config = config
-        self._clock = clock
-        self._rng = self._new_rng()
         self._batch = BatchView(batch_size=1)
         self._last_step_id = 0
         self._generation_offset = 0
@@ -107,8 +101,8 @@ class Engine:
         self._last_decision_id = 0
         self._known_step_ids: deque[int] = deque(maxlen=LAG_WINDOW_DECISIONS)
         self._lags: deque[int] = deque(maxlen=LAG_WINDOW_REPORTS)
-        self._guarded: tuple[object, ...] = ()
-        self._use_policy(config.policy)
+        self.seat = Seat(config, clock, bundles or Bundles(config), info, spec)
+        self.guard = self._new_guard()
 
     def connect(self, session: Session, info: pb.EngineInfo, spec: EngineSpec) -> Session | None:
         """Give the engine to a new stream; returns the stream that had it, if any.
@@ -125,7 +119,8 @@ class Engine:
         self.info, self.spec = info, spec
         if (_nature(info), spec) != (_nature(before[0]), before[1]):
             try:
-                self._use_policy(self.policy_text)
+                self.seat.begin(info, spec, self.seat.text)
+                self.guard = self._new_guard()
             except ValueError:
                 self.info, self.spec = before
                 raise
@@ -133,6 +128,8 @@ class Engine:
             self._last_step_id = 0
             self._generation_offset = (self._generation_offset + GENERATIONS_BETWEEN_BOOTS) % 256
         self.guard.stream_began(new_boot=info.boot_id != before[0].boot_id)
+        if self.seat.canary is not None:
+            self.seat.canary.stream_began()
         self._last_decision_id = 0
         self._known_step_ids.clear()
         older, self.session = self.session, session
@@ -175,23 +172,19 @@ class Engine:
             expect(identity(self.info, self.spec, self._config.profile), saved["identity"])
             by_hand = saved["by_hand"]
             text = by_hand.get("policy", text)
-            policy = self._make_policy(text)
+            policy = self.seat.make(text)
             restore_policy(policy, text, saved["policy"])
             batch, same_boot = batch_of(saved["batch"]), saved["boot_id"] == self.info.boot_id
             last_step_id, offset = int(saved["last_step_id"]), int(saved["generation_offset"])
             reports, mode = int(saved["reports"]), MODES.get(by_hand.get("mode", ""), self.mode)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            self._rng = self._new_rng()
-            self._use_policy(self.policy_text)
-            raise error if isinstance(error, ValueError) else UnfitStateError(_said(error)) from error
-        self._install(policy)
-        self.policy_text, self.mode, self.restored_reports = text, mode, reports
+            self.seat.begin_anew()
+            raise error if isinstance(error, ValueError) else UnfitStateError(said(error)) from error
+        self.seat.resume(Held(text, policy))
+        self.mode, self.restored_reports = mode, reports
         self._batch = batch
         self._last_step_id = last_step_id if same_boot else 0
         self._generation_offset = (offset + (0 if same_boot else GENERATIONS_BETWEEN_BOOTS)) % 256
-
-    def _new_rng(self) -> np.random.Generator:
-        return np.random.default_rng([self._config.seed, zlib.crc32(self.info.engine_id.encode())])
 
     def _set_by_hand(self) -> dict[str, str]:
         """The mode and the policy where they are others than the configured ones."""
@@ -226,20 +219,17 @@ class Engine:
         if not step.warm_up:
             try:
                 if self._admits(step, report) and self.mode != pb.MODE_FROZEN:
-                    self.policy.observe(step)
+                    self.seat.deciding.observe(step)
             except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
-                self._set_policy_aside(error)
+                self.seat.fail(error)
+            self.seat.stepped(step, report.decision_id, self.guard.trips)
         return self.last_record
 
     def decide(self) -> pb.Decision | None:
         """The decision for the newest batch, a batch of one before the first report; None in mode off."""
         if self.mode == pb.MODE_OFF:
             return None
-        try:
-            decision = self._ask_policy()
-        except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
-            self._set_policy_aside(error)
-            decision = self._ask_policy()
+        decision = self._ask_policy()
         if self.last_decisions and self.last_decisions[-1].num_steps != decision.num_steps:
             self.tier_switches += 1
         self.decisions += 1
@@ -255,9 +245,9 @@ class Engine:
         """Let the rule forget what no longer holds, since the weights changed."""
         self.guard.draft_changed()
         try:
-            self.policy.forget()
+            self.seat.deciding.forget()
         except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
-            self._set_policy_aside(error)
+            self.seat.fail(error)
 
     def estimates(self) -> Mapping[str, float]:
         """What the rule believes, by name; empty where it cannot say."""
@@ -265,118 +255,110 @@ class Engine:
             return self.policy.estimates()
         except Exception as error:  # noqa: BLE001 - it can decide all the same
             get_logger().warning(
-                "policy cannot say what it believes", engine_id=self.info.engine_id, problem=_said(error)
+                "policy cannot say what it believes", engine_id=self.info.engine_id, problem=said(error)
             )
             return {}
 
     def set_policy(self, text: str) -> None:
-        """Replace the rule; what the old one had learnt is gone.
+        """Replace the rule; what the old one had learnt stays with it, for a rollback.
 
         Raises:
             PolicyError: no such policy, or it cannot be used on this engine.
 
         """
-        self._use_policy(text)
-        self.policy_text = text
+        self._seat(Held(text, self.seat.make(text)))
+
+    def change_policy(self, text: str) -> pb.EngineState:
+        """As ``set_policy``, but wants ``lock`` free; a canary's candidate keeps what it has learnt."""
+        with self.lock:
+            spec, held = self.spec, self.seat.candidate(text)
+        held = held or self.seat.make_aside(text, self.lock)
+        with self.lock:
+            self._seat(held, spec)
+            return self.refreshed()
+
+    def try_policy(self, text: str) -> pb.EngineState:
+        """Replace the rule by a bundle, on trial; wants ``lock`` free, and raises as ``set_policy``."""
+        spec = self.spec
+        held = self.seat.make_aside(text, self.lock, try_it=True)
+        with self.lock:
+            self._seat(held, spec, self._config.bundles.trial_steps)
+            return self.refreshed()
+
+    def roll_back(self) -> pb.EngineState:
+        """Return to the rule before, with what it had learnt.
+
+        Raises:
+            PolicyError: there is none.
+
+        """
+        self.seat.roll_back()
+        self.guard.policy_changed()
+        return self.refreshed()
+
+    def start_canary(self, text: str, share: float, block_steps: int) -> pb.EngineState:
+        """Let a candidate decide a share of the steps; wants ``lock`` free, and raises as ``set_policy``."""
+        spec = self.spec
+        held = self.seat.make_aside(text, self.lock)
+        with self.lock:
+            self.seat.start_canary(held, share, block_steps, spec)
+            return self.refreshed()
+
+    def refreshed(self) -> pb.EngineState:
+        """The engine's state, after a new decision was asked for."""
+        if self.session is not None:
+            self.session.refresh()
+        return self.state()
 
     def state(self) -> pb.EngineState:
         """The engine as the admin service shows it."""
-        state = pb.EngineState(
-            info=self.info,
-            connected=self.session is not None,
-            mode=self.mode,
-            policy=self.policy.name,
-            policy_version=self.policy.version,
-            reports=self.reports,
-            reports_rejected=self.reports_rejected,
-            reports_dropped=self.reports_dropped,
-            decisions=self.decisions,
-            tier_switches=self.tier_switches,
-            policy_failure=self.policy_failure,
-            policy_text=self.policy_text,
-            restored_reports=self.restored_reports,
-            guard=self.guard.state(),
-        )
-        if self.last_record is not None:
-            state.last_step.CopyFrom(self.summary(self.last_record))
-        if self._lags:
-            state.decision_lag_steps_p50 = statistics.median(self._lags)
-        return state
+        return state_of(self, self._lags)
 
     def summary(self, record: StepRecord) -> pb.StepSummary:
         """A step in short, beside the newest decision."""
-        step = record.step
-        summary = pb.StepSummary(
-            engine_id=self.info.engine_id,
-            step_id=step.step_id,
-            batch_size=step.batch_size,
-            num_steps=step.num_steps,
-            accept_length=step.output_tokens / len(step.accepted) if len(step.accepted) else 0.0,
-            waiting_requests=step.waiting_requests,
-            kv_use_ratio=step.kv_use_ratio,
-            round_trip_ms=self._round_trip_ms,
-        )
-        if step.step_ms is not None:
-            summary.step_ms = step.step_ms
-            summary.output_tokens_per_s = 1000.0 * step.output_tokens / step.step_ms
-        if self.last_decisions:
-            summary.decided_num_steps = self.last_decisions[-1].num_steps
-            summary.reason = self.last_decisions[-1].reason
-            summary.guard_cause = self.last_decisions[-1].guard_cause
-        if self.outlook is not None:
-            summary.expected_tokens_per_s = 1000.0 * self.outlook.tokens / self.outlook.ms
-            summary.baseline_tokens_per_s = 1000.0 * self.outlook.baseline_tokens / self.outlook.ms
-        return summary
+        return summary_of(self, record, self._round_trip_ms)
 
-    def _use_policy(self, text: str) -> None:
-        policy = self._make_policy(text)
-        nature = (_nature(self.info), self.spec)
-        if nature != self._guarded:
-            self.guard = Guard(self._config.guard, self.info.engine_id, self._policy_context())
-            self._guarded = nature
+    @property
+    def policy(self) -> Policy:
+        """The engine's rule."""
+        return self.seat.policy
+
+    @property
+    def policy_text(self) -> str:
+        """What names it."""
+        return self.seat.text
+
+    @property
+    def policy_failure(self) -> str:
+        """Why it was set aside; empty if it was not."""
+        return self.seat.failure
+
+    def _seat(self, held: Held, for_spec: EngineSpec | None = None, trial_steps: int = 0) -> None:
+        self.seat.seat(held, for_spec or self.spec, trial_steps, self.guard.trips)
         self.guard.policy_changed()
-        self._install(policy)
-        self.policy_failure = ""
 
-    def _make_policy(self, text: str) -> Policy:
-        # Who may set a policy may not thereby open files; who starts the sidecar may.
-        return make_policy(text, self._policy_context(), files=text == self._config.policy)
-
-    def _policy_context(self) -> PolicyContext:
-        return PolicyContext(
-            engine=self.spec,
-            rng=self._rng,
-            clock=self._clock,
-            step_time=step_time_for(self.info, self._config.profile, self.spec.graph_batch_sizes),
-        )
-
-    def _install(self, policy: Policy) -> None:
-        self.policy = policy
-        self._builder = DecisionBuilder(self.spec, policy, self._config.ttl_steps, self._config.ttl_ms)
-
-    def _set_policy_aside(self, error: Exception) -> None:
-        self.policy_failure = _said(error)
-        get_logger().error(
-            "policy failed and is set aside; its engine gets its smallest tier until it is given a policy",
-            engine_id=self.info.engine_id,
-            policy=self.policy_text,
-            exc_info=error,
-        )
-        self._install(Fallback(self.spec))
+    def _new_guard(self) -> Guard:
+        return Guard(self._config.guard, self.info.engine_id, self.seat.context())
 
     def _ask_policy(self) -> pb.Decision:
-        choice, cause = self.guard.decide(self.policy, self._batch)
+        """Whatever a rule raises, its engine is served on: by the rule before in a trial, else a fallback."""
+        while True:
+            try:
+                return self._decide_by(self.seat.deciding)
+            except Exception as error:
+                if self.seat.failure:
+                    raise  # the fallback itself
+                self.seat.fail(error)
+
+    def _decide_by(self, policy: Policy) -> pb.Decision:
+        choice, cause = self.guard.decide(policy, self._batch)
         reason = cause.reason if cause else choice.reason
         if self.mode == pb.MODE_SHADOW:
             reason = Reason.SHADOW  # whatever the guard did: the engine must not apply it
         elif self.mode == pb.MODE_FROZEN and not cause:
             reason = Reason.FROZEN
-        decision = self._builder.build(
-            choice,
-            self._batch.batch_size,
-            decision_id=self._last_decision_id + 1,
-            known_step_id=self._last_step_id,
-            reason=reason,
+        decision = self.seat.build(
+            choice, self._batch.batch_size, self._last_decision_id + 1, self._last_step_id, reason
         )
         if cause:
             decision.guard_cause = int(cause)  # type: ignore[assignment]  # the enums' values are the same
@@ -407,8 +389,3 @@ def _round_trip_ms(report: pb.StepReport) -> float | None:
 def _nature(info: pb.EngineInfo) -> tuple[str, str, str, int, str]:
     """What an engine's estimates are about."""
     return info.model, info.draft, info.gpu, info.tensor_parallel_size, info.profile
-
-
-def _said(error: Exception) -> str:
-    """The error in one line, clipped."""
-    return f"{type(error).__name__}: {error}"[:MAX_FAILURE_CHARS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from specgov.controller.bundles import Bundles
 from specgov.controller.config import ServeConfig
 from specgov.controller.engine import Engine
 from specgov.controller.session import Session, TooManyStreams
@@ -25,6 +26,7 @@ class Engines:
         self._lock = threading.Lock()
         self._by_id: dict[str, Engine] = {}  # the longest unused first
         self.keeper: StateKeeper | None = None
+        self.bundles = Bundles(config)
 
     def connect(
         self, session: Session, info: pb.EngineInfo, spec: EngineSpec
@@ -54,7 +56,7 @@ class Engines:
 
     def _made(self, info: pb.EngineInfo, spec: EngineSpec) -> Engine:
         """A new engine, with what was saved of it where that fits."""
-        engine = Engine(info, spec, self._config, self._clock)
+        engine = Engine(info, spec, self._config, self._clock, self.bundles)
         saved = None if self.keeper is None else self.keeper.saved(info.engine_id)
         if self.keeper is None or saved is None:
             return engine

@@ -18,6 +18,7 @@ from specgov.controller.listen import ListenError
 from specgov.controller.server import Sidecar
 from specgov.controller.state import StateError
 from specgov.controller.tls import TlsError
+from specgov.policies.bundle import BundleError
 
 EXIT_FAILED = 1
 
@@ -43,7 +44,7 @@ def serve(config: ServeConfig) -> int:
             pass
         sidecar.stop()
         _end_process()
-    except (ListenError, DecisionLogError, StateError, TlsError, TokenError) as error:
+    except (ListenError, BundleError, DecisionLogError, StateError, TlsError, TokenError) as error:
         print(f"specgov: {error}", file=sys.stderr)  # noqa: T201 what the user sees, whatever the log's format is
         return EXIT_FAILED
     finally:

@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2
 from prometheus_client import start_http_server
 
 from specgov.controller import listen
+from specgov.controller.bundles import BundleWatcher
 from specgov.controller.config import ServeConfig
 from specgov.controller.decision_log import DecisionLog
 from specgov.controller.doors import SERVICES, Doors
@@ -56,6 +57,7 @@ class Sidecar:
             else StateKeeper(config.state, config.max_engines, self.engines.all)
         )
         self.engines.keeper = self.keeper
+        self._bundle_watcher = BundleWatcher(config, self.engines.bundles, self.engines.all)
         self.tracing = None if config.tracing.endpoint is None else Tracing(config.tracing)
         telemetry = Telemetry(self.metrics, self.decision_log, tracing=self.tracing)
         self.watchers = telemetry.watchers
@@ -98,9 +100,11 @@ class Sidecar:
         Raises:
             ListenError: the metrics endpoint's address cannot be listened on; nothing is left behind.
             StateError: the folder of saved states is another sidecar's; nothing is left behind.
+            BundleError: the configured policy is a bundle that cannot be used; nothing is left behind.
 
         """
         try:
+            self._bundle_watcher.start()
             if self.keeper is not None:
                 self.keeper.start()
             self._start_metrics()
@@ -120,6 +124,7 @@ class Sidecar:
         Takes at most a second more than ``grace_s``.
         """
         self._ticker.stop()
+        self._bundle_watcher.close()
         self.health.enter_graceful_shutdown()
         self._controller.drain()
         self._admin.drain()

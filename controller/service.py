@@ -8,13 +8,14 @@ from typing import Any, NoReturn
 
 import grpc
 
+from specgov.controller.admin_policies import PolicyAdmin
 from specgov.controller.config import ServeConfig
 from specgov.controller.decide import decide
 from specgov.controller.engine import Engine
 from specgov.controller.engines import Engines
 from specgov.controller.session import Session, SessionEnded
 from specgov.controller.telemetry import Telemetry
-from specgov.controller.validation import RejectedMessage, check_policy_text, read_message
+from specgov.controller.validation import RejectedMessage, read_message
 from specgov.controller.watch import Watcher
 from specgov.policies.profile import ProfileError
 from specgov.policies.types import PolicyError
@@ -123,6 +124,7 @@ class ControllerAdmin(pb_grpc.ControllerAdminServicer):
         self._config = config
         self._engines = engines
         self._telemetry = telemetry
+        self._policies = PolicyAdmin(engines, _abort)
 
     def ListEngines(  # noqa: N802
         self,
@@ -155,18 +157,33 @@ class ControllerAdmin(pb_grpc.ControllerAdminServicer):
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"there is no mode {request.mode}")
         with engine.lock:
             engine.mode = request.mode
-            return pb.SetModeResponse(engine=_refreshed(engine))
+            return pb.SetModeResponse(engine=engine.refreshed())
 
     def SetPolicy(self, request: pb.SetPolicyRequest, context: grpc.ServicerContext) -> pb.SetPolicyResponse:  # noqa: N802
         """Give an engine another rule; a new decision follows at once."""
-        engine = self._engine(request.engine_id, context)
-        with engine.lock:
-            try:
-                check_policy_text(request.policy)
-                engine.set_policy(request.policy)
-            except (PolicyError, RejectedMessage) as error:
-                _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            return pb.SetPolicyResponse(engine=_refreshed(engine))
+        return self._policies.set_policy(request, context)
+
+    def RollBackPolicy(  # noqa: N802
+        self, request: pb.RollBackPolicyRequest, context: grpc.ServicerContext
+    ) -> pb.RollBackPolicyResponse:
+        """Return to the policy before."""
+        return self._policies.roll_back(request, context)
+
+    def SetCanary(self, request: pb.SetCanaryRequest, context: grpc.ServicerContext) -> pb.SetCanaryResponse:  # noqa: N802
+        """Begin or end a canary."""
+        return self._policies.set_canary(request, context)
+
+    def ListBundles(  # noqa: N802
+        self,
+        request: pb.ListBundlesRequest,  # noqa: ARG002 it is empty
+        context: grpc.ServicerContext,  # noqa: ARG002 nothing can go wrong
+    ) -> pb.ListBundlesResponse:
+        """The bundles in the store."""
+        return self._policies.list_bundles()
+
+    def UseBundle(self, request: pb.UseBundleRequest, context: grpc.ServicerContext) -> pb.UseBundleResponse:  # noqa: N802
+        """Let engines try a bundle of the store."""
+        return self._policies.use_bundle(request, context)
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.StepSummary]:  # noqa: N802
         """Steps as they are reported."""
@@ -210,9 +227,3 @@ def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -
 
 def _not_found(engine_id: str, context: grpc.ServicerContext) -> NoReturn:
     _abort(context, grpc.StatusCode.NOT_FOUND, f"there is no engine {engine_id!r}")
-
-
-def _refreshed(engine: Engine) -> pb.EngineState:
-    if engine.session is not None:
-        engine.session.refresh()
-    return engine.state()

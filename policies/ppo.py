@@ -53,7 +53,7 @@ class Ppo(Learnt):
             return bundle_names()
 
     def __init__(self, context: PolicyContext, config: Config) -> None:
-        bundle = load_bundle(config.bundle)
+        bundle = (context.load_bundle or load_bundle)(config.bundle)
         self._engine = context.engine
         self._network = bundle.network
         self._features = Features(context.engine, context.step_time or GenericStepTime())

@@ -10,10 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from specgov.policies.bundle import Bundle
 
 MAX_BATCH_SIZE = 65_535
 """Upper end of the last batch-size range of a choice when the engine names no largest batch."""
@@ -167,13 +170,15 @@ class PolicyContext:
     """What a rule is made with.
 
     ``step_time`` is None where no profile is known; ``rng`` and ``clock`` (seconds, monotonic) are the only
-    sources of randomness and time that a rule may use.
+    sources of randomness and time that a rule may use. ``load_bundle`` gives a bundle by its name or folder;
+    None is ``bundle.load_bundle``.
     """
 
     engine: EngineSpec
     rng: np.random.Generator
     clock: Callable[[], float]
     step_time: StepTime | None = None
+    load_bundle: Callable[[str], Bundle] | None = None
 
 
 class Policy(Protocol):

@@ -28,6 +28,7 @@ def serve(
     metrics: Annotated[str | None, options.option("HOST:PORT")] = None,
     decision_log: Annotated[str | None, options.option("FILE")] = None,
     state_dir: Annotated[str | None, options.option("FOLDER")] = None,
+    bundles_dir: Annotated[str | None, options.option("FOLDER")] = None,
     max_streams: Annotated[int | None, options.option("N")] = None,
     seed: Annotated[int | None, options.option("N")] = None,
     log_level: Annotated[
@@ -60,6 +61,7 @@ def serve(
         metrics: HOST:PORT of the Prometheus endpoint.
         decision_log: File of the decision log. Default: no log.
         state_dir: Folder that keeps over restarts what engines taught their policies. Default: none.
+        bundles_dir: Folder that specgov policy push puts bundles into. Default: none.
         max_streams: Engines connected at the same time.
         seed: Seed of the policies' randomness.
         log_level: Least severity shown.
@@ -85,6 +87,7 @@ def serve(
         "metrics": metrics,
         "decision_log.path": decision_log,
         "state.dir": state_dir,
+        "bundles.dir": bundles_dir,
         "max_streams": max_streams,
         "seed": seed,
         "log.level": log_level,

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from specgov.controller import engine as engine_module
+from specgov.controller import seat as seat_module
 from specgov.controller.config import ServeConfig
 from specgov.controller.engine import Engine
 from specgov.controller.engines import Engines
@@ -98,7 +98,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, make_info: Make, make_report: Make) -
     def make_recorder(text: str, context: PolicyContext, *, files: bool) -> Recorder:
         return Recorder(context.engine)
 
-    monkeypatch.setattr(engine_module, "make_policy", make_recorder)
+    monkeypatch.setattr(seat_module, "make_policy", make_recorder)
     return Bench(make_info, make_report)
 
 
