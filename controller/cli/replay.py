@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from specgov.controller.cli.counterfactual import Floats, Outcome, Stage
 
+USUAL_LAG_STEPS = 3
+"""Two steps in SGLang's overlap loop, and one for the way to the sidecar and back."""
+
 
 def replay(
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
@@ -55,7 +58,7 @@ def replay(
         steps: Steps to play; the file's pattern of batch sizes is stretched to that many. Default: 2200; of a
             decision log, all up to 5000.
         lag: Steps between the newest result that a decision knows and the step that it applies to. Default:
-            2; of a decision log, the engine's.
+            3, two in SGLang's overlap loop and one for the way; of a decision log, the engine's.
         engine: Which engine of a decision log.
         profile: Step times for a decision log. Default: calibrated from it, else its engine's profile.
         seed: Of all that chance decides.
@@ -102,7 +105,7 @@ def _play(
         return Played(file, found.stage, acceptance or "logged", found.assumptions, [found.what_ran])
     if engine or profile:
         raise UsageError("replay: --engine and --profile are for decision logs")
-    stage = _stage(Path(file), acceptance or "chat", steps or 2200, lag or 2, seed)
+    stage = _stage(Path(file), acceptance or "chat", steps or 2200, lag or USUAL_LAG_STEPS, seed)
     return Played(file, stage, acceptance or "chat", "what would have been accepted is not recorded", [])
 
 
