@@ -30,7 +30,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE / "plugin")]
 
-from contestants import ALL, FOREIGN_PROFILE, Contestant, ContestantError, Tuned, contestant  # noqa: E402
+from contestants import ALL, NO_PROFILE, Contestant, ContestantError, Tuned, contestant  # noqa: E402
 from figures import Recorded, RecordTail, decisions, figures, recording  # noqa: E402
 from governor import ENGINE, Governor  # noqa: E402
 from loads import FILE, Load, get_load, load_names, needs_trace  # noqa: E402
@@ -286,7 +286,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         if not options.plain:
             governor = stack.enter_context(Governor(folder))
             if not options.record_profile:
-                governor.start("serve", FOREIGN_PROFILE)
+                governor.start("serve", NO_PROFILE)
             variables = {"SPECGOV_TARGET": governor.target, "SPECGOV_ENGINE_ID": ENGINE}
         contest = Contest(options, folder, governor)
         for load in [load for load in loads if needs_trace(load) and not options.trace]:
@@ -304,7 +304,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         if options.record_profile:
             options.profile = record_profile(contest, governor)
         if governor is not None:
-            governor.serve(Contestant("", "specgov", "static:0", FOREIGN_PROFILE))
+            governor.serve(Contestant("", "specgov", "static:0", NO_PROFILE))
         contest.document["loads"] = {
             load.name: {
                 "tests": load.scenario.tests,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOREIGN_PROFILE = "h200-qwen3-30b-a3b"
-"""A table of another model: what a rule starts from where this server was never measured."""
+NO_PROFILE = "none"
+"""What a rule starts from where no such server was ever measured, as by default."""
 
 
 class ContestantError(ValueError):
@@ -38,17 +38,17 @@ _BY_NAME = {
         Contestant("sglang-adaptive-all-tiers", "sglang:server"),
         Contestant("specgov-thompson", "specgov", "thompson", "own"),
         Contestant("schedule-tuned", "TUNED"),
-        Contestant("specgov-greedy-cold", "specgov", "greedy", FOREIGN_PROFILE),
+        Contestant("specgov-greedy-cold", "specgov", "greedy", NO_PROFILE),
         Contestant("sglang-adaptive-tuned", "sglang:TUNED"),
         Contestant("specgov-ppo", "specgov", "ppo", "own"),
         Contestant("static-1", "static:1"),
         Contestant("static-5", "static:5"),
         Contestant("static-7", "static:7"),
         Contestant("static-0", "static:0"),
-        Contestant("specgov-thompson-cold", "specgov", "thompson", FOREIGN_PROFILE),
+        Contestant("specgov-thompson-cold", "specgov", "thompson", NO_PROFILE),
         Contestant("static-2", "static:2"),
-        Contestant("specgov-static-3", "specgov", "static:3", FOREIGN_PROFILE),
-        Contestant("specgov-random", "specgov", "random", FOREIGN_PROFILE),
+        Contestant("specgov-static-3", "specgov", "static:3", NO_PROFILE),
+        Contestant("specgov-random", "specgov", "random", NO_PROFILE),
     )
 }
 """In the order in which they are played first and kept where time is short."""
