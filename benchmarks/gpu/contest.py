@@ -107,11 +107,13 @@ class Contest:
         # The same seed in a repeat for all: the same requests, the same texts.
         run = Run(f"{self._played}", who.rule, self.options.seed + repeat)
         played = await self.player.play(http, load.scenario, run)
-        await self._close_run(http, run)
+        await self.close_run(http, run)
         runs = self.tail.read()
         recorded = runs.pop(run.name, Recorded())
         strangers = sum(
-            played.began_s <= step.t_s < played.ended_s for other in runs.values() for step in other.steps
+            played.began_s <= step.t_s < played.ended_s and step.live > 0
+            for other in runs.values()
+            for step in other.steps
         )
         if strangers:
             played.errors["steps of another run"] += strangers
@@ -147,13 +149,13 @@ class Contest:
             run = Run(f"table-{number}", "none", self.options.seed)
             rids = [RequestId(run, CHECKED[0], place) for place in range(size)]
             await asyncio.gather(*(self.player.one(http, rid, context, TABLE_STEPS) for rid in rids))
-            await self._close_run(http, run)
+            await self.close_run(http, run)
             lines = recording(self.tail.read()[run.name], context, size)
             with path.open("a") as file:
                 file.write("\n".join(lines) + "\n")
         self.document["table"] = str(path)
 
-    async def _close_run(self, http: Any, run: Run) -> None:
+    async def close_run(self, http: Any, run: Run) -> None:
         """A last small request of no run: the recorder then hands on what it has."""
         rid = RequestId(Run(f"after-{run.name}", "static:0", 0), CHECKED[0], 0)
         await self.player.one(http, rid, 16, 4)
@@ -198,7 +200,9 @@ async def prepare(contest: Contest, http: Any) -> None:
             await contest.check(http, tier, f"static:{tier}")
     if options.warm_up_s:
         warm_up = get_load("ramp", duration_s=options.warm_up_s, at_most=options.at_most).scenario
-        await contest.player.play(http, warm_up, Run("warm-up", "none" if options.plain else "cycle:3", 0))
+        run = Run("warm-up", "none" if options.plain else "cycle:3", 0)
+        await contest.player.play(http, warm_up, run)
+        await contest.close_run(http, run)
     if contest.governor is not None and options.random_s:
         load = get_load("ramp", duration_s=options.random_s, at_most=options.at_most)
         who = contestant("specgov-random", "ramp", Tuned({}, contest.folder), None)
