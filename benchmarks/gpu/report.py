@@ -25,7 +25,6 @@ from specgov.controller.plot import Figure, Panel, Series, render  # noqa: E402
 
 BEGIN = "<!-- gpu: begin, written by benchmarks/gpu/report.py -->"
 END = "<!-- gpu: end -->"
-PLAIN = "no-speculation"
 ORACLE = "oracle"
 OURS = "specgov-"
 PLOTTED = ("oracle", "specgov-greedy", "sglang-adaptive-default", "threshold-tuned", "static-3")

@@ -40,7 +40,7 @@ def test_a_request_meets_the_text_that_it_meets_in_the_simulator(name: str) -> N
     texts, drawn = Texts(), 0
     number, left, rid = -1, 0, ""
     prompt_tokens = 0
-    for step in range(600):
+    for step in range(300):
         if left <= 0:  # one at a time: the next request has begun
             number += 1
         result = server.step(np.array([tier_at(step)]))
@@ -52,8 +52,8 @@ def test_a_request_meets_the_text_that_it_meets_in_the_simulator(name: str) -> N
         assert accepted.tolist() == result.live.accepted.tolist(), (step, number)
         left -= int(accepted[0]) + 1
         drawn += int(accepted[0])
-    assert number > 3
-    assert drawn > 100
+    assert number > 2
+    assert drawn > 50
 
 
 def _request(load: Any, number: int, now_s: float) -> tuple[int, int, int]:
