@@ -93,18 +93,15 @@ def report_to_proto(report: Report, reports_dropped: int) -> pb.StepReport:
         TypeError, ValueError: a value is of the wrong kind or outside its field's range.
 
     """
-    slots = report.slots
     return pb.StepReport(
         step_id=report.step_id,
         batch_size=report.batch_size,
         padded_batch_size=report.padded_batch_size,
         cuda_graph_ran=report.cuda_graph_ran,
         num_steps=report.num_steps,
-        accepted_drafts=_one_byte_each(report.accepted),
-        slots_u16le=slots
-        if isinstance(slots, bytes)
-        else slots.astype(_SLOT_DTYPE, casting="safe").tobytes(),
-        slot_generations_u8=_one_byte_each(report.generations),
+        accepted_drafts=one_byte_each(report.accepted),
+        slots_u16le=two_bytes_each(report.slots),
+        slot_generations_u8=one_byte_each(report.generations),
         sum_seq_len_tokens=report.sum_seq_len_tokens,
         max_seq_len_tokens=report.max_seq_len_tokens,
         waiting_requests=report.waiting_requests,
@@ -118,52 +115,6 @@ def report_to_proto(report: Report, reports_dropped: int) -> pb.StepReport:
         decision_id=report.decision_id,
         reports_dropped=reports_dropped,
         engine_rule_num_steps=report.engine_rule_num_steps,
-    )
-
-
-def report_from_proto(message: pb.StepReport) -> Report:
-    """The report in ``message``, without its ``reports_dropped``."""
-    return Report(
-        step_id=message.step_id,
-        batch_size=message.batch_size,
-        num_steps=message.num_steps,
-        accepted=message.accepted_drafts,
-        slots=message.slots_u16le,
-        generations=message.slot_generations_u8,
-        sum_seq_len_tokens=message.sum_seq_len_tokens,
-        max_seq_len_tokens=message.max_seq_len_tokens,
-        waiting_requests=message.waiting_requests,
-        step_time_us=message.step_time_us,
-        step_time_valid=message.step_time_valid,
-        padded_batch_size=message.padded_batch_size,
-        cuda_graph_ran=message.cuda_graph_ran if message.HasField("cuda_graph_ran") else None,
-        kv_use_ratio=message.kv_use_ratio if message.HasField("kv_use_ratio") else None,
-        after_prefill=message.after_prefill,
-        after_idle=message.after_idle,
-        has_grammar=message.has_grammar,
-        warm_up=message.warm_up,
-        decision_id=message.decision_id,
-        engine_rule_num_steps=(
-            message.engine_rule_num_steps if message.HasField("engine_rule_num_steps") else None
-        ),
-    )
-
-
-def decision_to_proto(decision: Decision) -> pb.Decision:
-    """The wire form of ``decision``, without its ``received_s``."""
-    return pb.Decision(
-        decision_id=decision.decision_id,
-        known_step_id=decision.known_step_id,
-        num_steps=decision.num_steps,
-        batch_size_min=decision.batch_size_min,
-        batch_size_max=decision.batch_size_max,
-        neighbours=[pb.TierRange(**neighbour._asdict()) for neighbour in decision.neighbours],
-        ttl_steps=decision.ttl_steps,
-        ttl_ms=decision.ttl_ms,
-        reason=pb.Reason.ValueType(decision.reason),
-        policy=decision.policy,
-        policy_version=decision.policy_version,
-        propensity=decision.propensity,
     )
 
 
@@ -191,5 +142,25 @@ def decision_from_proto(message: pb.Decision, tiers: frozenset[int], received_s:
     )
 
 
-def _one_byte_each(values: bytes | NDArray[np.uint8]) -> bytes:
-    return values if isinstance(values, bytes) else values.astype(np.uint8, casting="safe").tobytes()
+def one_byte_each(values: bytes | NDArray[np.uint8]) -> bytes:
+    """The wire form of ``Report.accepted`` and ``Report.generations``.
+
+    Raises:
+        TypeError, AttributeError: ``values`` are neither bytes nor an array whose type fits in a byte.
+
+    """
+    if isinstance(values, bytes):
+        return values
+    return (values if values.dtype == np.uint8 else values.astype(np.uint8, casting="safe")).tobytes()
+
+
+def two_bytes_each(values: bytes | NDArray[np.uint16]) -> bytes:
+    """The wire form of ``Report.slots``.
+
+    Raises:
+        TypeError, AttributeError: ``values`` are neither bytes nor an array whose type fits in two bytes.
+
+    """
+    if isinstance(values, bytes):
+        return values
+    return (values if values.dtype == _SLOT_DTYPE else values.astype(_SLOT_DTYPE, casting="safe")).tobytes()

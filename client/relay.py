@@ -24,7 +24,7 @@ from specgov.client.client import DEFAULT_QUEUE_SIZE, ClientStats, check_argumen
 from specgov.client.errors import ClientError
 from specgov.client.life import DecisionLife
 from specgov.client.mailbox import MAX_EVENTS
-from specgov.client.messages import Decision, Report, report_to_proto
+from specgov.client.messages import Decision, Report
 from specgov.client.relay_line import RelayLine
 from specgov.client.stream import StreamLimits
 from specgov.client.tls import TlsFiles
@@ -84,7 +84,6 @@ class RelayClient:
         check_arguments(target, info, queue_size)
         self._clock = clock
         self._limits = limits or StreamLimits()
-        self._tiers = frozenset(info.tiers)
         self._life = DecisionLife()
         self._line = RelayLine(target, info, queue_size, self._limits, tls)
         self._closer: weakref.finalize[..., RelayClient] | None = None
@@ -118,14 +117,14 @@ class RelayClient:
         self._life.reported(self._clock(), report.after_idle)
         self._submitted += 1
         try:
-            message = report_to_proto(report, min(self._untold, _UINT32_MAX))
+            packet = packets.pack_report(report, min(self._untold, _UINT32_MAX))
         except (AttributeError, TypeError, ValueError) as error:
             self._rejected += 1
             self._untold += 1
             self._last_error = f"report {report!r:.200} cannot be sent: {error}"
             log.warning(self._last_error)
             return
-        if self._send_events() and self._send(packets.REPORT + message.SerializeToString()):
+        if self._send_events() and self._send(packet):
             self._untold = 0
         else:
             self._dropped += 1
@@ -228,10 +227,11 @@ class RelayClient:
             self._hold(newest)
 
     def _hold(self, packet: bytes) -> None:
-        age_s = max(0.0, time.monotonic() - packets.received_s(packet))
-        decision = packets.unpack_decision(packet, self._tiers, self._clock() - age_s)
-        if decision is not None:
-            self._life.hold(decision, self._limits.max_ttl_steps, self._limits.max_ttl_s)
+        """Make a decision the newest; that it names this engine's tiers only the relay has seen to."""
+        decision = packets.unpack_decision(packet)
+        age_s = max(0.0, time.monotonic() - decision.received_s)
+        decision = decision._replace(received_s=self._clock() - age_s)
+        self._life.hold(decision, self._limits.max_ttl_steps, self._limits.max_ttl_s)
 
     # The relay's life.
 

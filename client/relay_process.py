@@ -20,7 +20,7 @@ from contextlib import suppress
 from specgov.client import packets
 from specgov.client.client import ClientStats, StreamClient
 from specgov.client.errors import ClientError
-from specgov.client.messages import Decision, report_from_proto
+from specgov.client.messages import Decision
 from specgov.proto.v1 import specgov_pb2 as pb
 
 NICE = 5
@@ -124,13 +124,13 @@ class Relay:
                     return
 
     def _take(self, client: StreamClient, packet: memoryview) -> None:
-        kind, body = bytes(packet[:1]), bytes(packet[1:])
+        kind = bytes(packet[:1])
         if kind == packets.REPORT:
-            message = pb.StepReport.FromString(body)
-            client.count_dropped(message.reports_dropped)
-            client.submit(report_from_proto(message))
+            report, dropped = packets.unpack_report(bytes(packet))
+            client.count_dropped(dropped)
+            client.submit(report)
         elif kind == packets.EVENT:
-            event = pb.EngineEvent.FromString(body)
+            event = pb.EngineEvent.FromString(bytes(packet[1:]))
             client.event(event.kind, event.step_id)
 
     def _wait(self) -> bool:

@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
-import numpy as np
-
 from specgov.client import Report
 from specgov.sglang_plugin.orders import Kind
 from specgov.sglang_plugin.policy import Launch
@@ -118,7 +116,7 @@ class Observer:
             step_id=step_id,
             batch_size=before.batch_size,
             num_steps=width - 1,
-            accepted=np.array(accepted, np.uint8),
+            accepted=bytes(accepted),
             slots=slots,
             generations=generations,
             sum_seq_len_tokens=before.sum_seq_len_tokens,

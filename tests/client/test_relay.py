@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -111,27 +111,43 @@ def test_an_event_keeps_its_place_and_close_ends_the_stream(
     assert (client.stats().sent, client.stats().dropped, client.stats().connected) == (2, 0, False)
 
 
-def test_no_thread_is_started_and_no_file_left_open(
-    make_relay_client: MakeClient, eventually: Eventually, tmp_path: Path
-) -> None:
-    """Without a sidecar, whose threads and sockets would be in this process too."""
-    target = f"unix://{tmp_path}/nobody"
-    make_relay_client(target=target).close()  # what is opened once stays open
-    threads, tasks, files = (threading.active_count(), entries("task"), entries("fd"))
-    client = make_relay_client(target=target)
+THREADS_AND_FILES = """
+import json, os, threading, time
+from specgov.client import RelayClient, Report
+from specgov.proto.v1 import specgov_pb2 as pb
 
-    def has_tried_to_connect() -> bool:
-        client.submit(Report(1, 1, 3))
-        return client.current(1) is None and "UNAVAILABLE" in client.stats().last_error
+def counts():
+    return threading.active_count(), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
-    eventually(has_tried_to_connect)
-    assert (threading.active_count(), entries("task"), entries("fd")) == (threads, tasks, files + 1)
-    client.close()
-    assert entries("fd") == files
+def client():
+    made = RelayClient({target!r}, pb.EngineInfo(engine_id="e", boot_id="b", tiers=[0, 3]))
+    made.start()
+    return made
+
+client().close()  # what is opened once stays open
+before = counts()
+one = client()
+deadline = time.monotonic() + 60
+while "UNAVAILABLE" not in one.stats().last_error:
+    assert time.monotonic() < deadline, "it never tried to connect"
+    one.submit(Report(1, 1, 3))
+    assert one.current(1) is None
+during = counts()
+one.close()
+print(json.dumps([before, during, counts()]))
+"""
 
 
-def entries(kind: str) -> int:
-    return len(list(Path(f"/proc/self/{kind}").iterdir()))
+def test_no_thread_is_started_and_no_file_left_open(tmp_path: Path) -> None:
+    """In a process without anything else of gRPC's, whose threads come and go."""
+    script = THREADS_AND_FILES.format(target=f"unix://{tmp_path}/nobody")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=2 * WAIT_S, check=True
+    )
+    (threads, tasks, files), during, after = json.loads(done.stdout)
+    assert during == [threads, tasks, files + 1]
+    assert after == [threads, tasks, files]
+    assert threads == 1
 
 
 def test_a_relay_that_stands_still_delays_nothing_and_its_drops_are_told(

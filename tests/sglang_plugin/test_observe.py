@@ -63,7 +63,7 @@ def test_what_a_report_says(world: World, fakes: Any) -> None:
     report = world.round(reqs, [3, 0], launch=Launch(3, 17, Kind.TABLE), seconds=0.0125)
     assert report.step_id == 2
     assert (report.batch_size, report.num_steps, report.decision_id) == (2, 3, 17)
-    assert report.accepted.tolist() == [3, 0]
+    assert list(report.accepted) == [3, 0]
     assert report.slots.tolist() == [0, 1]
     assert report.generations.tolist() == [1, 1]
     assert (report.sum_seq_len_tokens, report.max_seq_len_tokens) == (18, 15)
@@ -83,7 +83,7 @@ def test_requests_that_had_ended_before_are_left_out(world: World, fakes: Any) -
     reqs[2].is_retracted = True
     report = world.round(reqs, [3, 2, 1, 0])
     assert report.batch_size == 4
-    assert report.accepted.tolist() == [3, 0]
+    assert list(report.accepted) == [3, 0]
     assert report.slots.tolist() == [0, 1]
     assert report.sum_seq_len_tokens == 10
 
@@ -95,7 +95,7 @@ def test_a_request_that_ends_by_this_result_is_told_and_its_slot_is_free(world: 
         reqs[0].finished_reason = "stop"
 
     report = world.round(reqs, [3, 1], during=finish)
-    assert report.accepted.tolist() == [3, 1]
+    assert list(report.accepted) == [3, 1]
     report = world.round([fakes.Request("c"), reqs[1]], [0, 1])
     assert report.slots.tolist() == [0, 1]
     assert report.generations.tolist() == [2, 1]
