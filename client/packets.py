@@ -1,7 +1,8 @@
-"""What an engine and its relay say to each other: one packet is a type byte and a body.
+"""What an engine and its relay say to each other.
 
-The socket keeps the bounds of packets, so there is no length. Both ends run the same installation: the form
-is nobody else's and may change with any release.
+To the relay by a socket, which keeps the bounds of packets: a type byte and a body. From the relay by a board
+(``specgov.client.board``): the newest decision, and its client's counts. Both ends run the same installation:
+the form is nobody else's and may change with any release.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from specgov.client.tls import TlsFiles
 INFO = b"I"  # EngineInfo, as the protocol has it; the first packet to the relay
 REPORT = b"R"
 EVENT = b"E"  # EngineEvent, as the protocol has it
-DECISION = b"D"
-STATS = b"S"  # ClientStats of the relay's own client, as JSON
 
 MAX_BYTES = 256 * 1024
 """Room for any packet: a socket's buffer, which has to hold it, is smaller by default."""
@@ -28,7 +27,7 @@ MAX_BYTES = 256 * 1024
 # The engine's thread writes a report and reads a decision at each step. As structs they cost it a fraction of
 # what protobuf's messages do; the relay makes messages of them.
 _REPORT = struct.Struct("<c 4Q 6I 5? b q ?d 2I")
-_DECISION = struct.Struct("<c d 2Q 5I i ?d 2I")
+_DECISION = struct.Struct("<d 2Q 5I i ?d 2I")
 _RANGE = struct.Struct("<3I")
 _NOT_KNOWN = -1
 
@@ -129,7 +128,6 @@ def pack_decision(decision: Decision) -> bytes:
     """A packet; ``decision.received_s`` is on the system's monotonic clock."""
     policy, policy_version = decision.policy.encode(), decision.policy_version.encode()
     head = _DECISION.pack(
-        DECISION,
         decision.received_s,
         decision.decision_id,
         decision.known_step_id,
@@ -150,7 +148,6 @@ def pack_decision(decision: Decision) -> bytes:
 def unpack_decision(packet: bytes) -> Decision:
     """The decision in ``packet``, as it was packed."""
     (
-        _,
         received_s,
         decision_id,
         known_step_id,
@@ -192,12 +189,12 @@ def _ranges(packed: bytes) -> tuple[TierRange, ...]:
 
 def pack_stats(stats: ClientStats) -> bytes:
     """A packet."""
-    return STATS + json.dumps(asdict(stats)).encode()
+    return json.dumps(asdict(stats)).encode()
 
 
 def unpack_stats(packet: bytes) -> ClientStats:
     """The counts in ``packet``."""
-    values = json.loads(packet[1:])
+    values = json.loads(packet)
     return ClientStats(**{field.name: values[field.name] for field in fields(ClientStats)})
 
 
@@ -206,6 +203,7 @@ class RelayArguments:
     """What the engine's side tells its relay on the command line, as one JSON text."""
 
     socket_fd: int
+    board_fd: int
     engine_pid: int
     target: str
     queue_size: int

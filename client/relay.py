@@ -3,8 +3,9 @@
 Why: Python runs one thread at a time (the GIL). A stream's threads and gRPC's run Python for each report and
 each decision, and whenever an engine's loop lets go of the lock, as most C calls do, one of them may take it;
 the loop then waits. A loop that is bound by Python, as SGLang's scheduler is at small batches, loses more
-time that way than the threads' own work takes. So the stream is in another process, and the engine's thread
-talks to that over a socket on which it never waits.
+time that way than the threads' own work takes. So the stream is in another process. The engine's thread
+sends to that by a socket on which it never waits, and finds the newest decision in memory that both see: one
+system call a step.
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ RESTART_BASE_S, RESTART_MAX_S = 1.0, 60.0
 """The first wait before a relay that has ended is started again, and the longest; each is twice the last."""
 
 _DONT_WAIT = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-_READS_AT_ONCE = 64
-"""Packets read in one call, so that no relay can hold the engine's thread."""
 _GONE = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ENOTCONN, errno.EBADF))
 _END_S = 0.5
 _UINT32_MAX = 2**32 - 1
@@ -51,8 +50,9 @@ class RelayClient:
     never raise, whatever state relay and sidecar are in. Reports go to the relay through the socket's buffer,
     which holds a few hundred; when it is full, which only a relay that stands still brings about, the newest
     report is dropped and counted in the next that is sent. A relay that has ended is started again, first
-    after a second, then after twice as long each time up to a minute; until then decisions age and reports
-    are dropped. The start costs the calling thread a few milliseconds, at most once in that time.
+    after a second, then after twice as long each time up to a minute; the first report that finds none shows
+    that. Until then decisions age and reports are dropped. The start costs the calling thread a few
+    milliseconds, at most once in that time.
 
     The relay ends with the client or with the engine's process, however that ends. A forked child's copy of
     a client takes reports and finds no new decision, but cannot be started.
@@ -87,13 +87,12 @@ class RelayClient:
         self._life = DecisionLife()
         self._line = RelayLine(target, info, queue_size, self._limits, tls)
         self._closer: weakref.finalize[..., RelayClient] | None = None
-        self._buffer = memoryview(bytearray(packets.MAX_BYTES))
         self._events: deque[bytes] = deque(maxlen=MAX_EVENTS)
         self._started_s = self._restart_s = 0.0
         self._restart_wait_s = RESTART_BASE_S
         self._submitted = self._rejected = self._dropped = self._untold = 0
-        self._stats_packet = b""
-        self._past = _NO_STATS  # of the relays that have ended
+        self._stats = _NO_STATS  # of the relay
+        self._past = _NO_STATS  # of those that have ended
         self._last_error = ""
 
     def start(self) -> None:
@@ -157,7 +156,7 @@ class RelayClient:
         self._closer.detach()
         self._send_events()
         self._line.finish(timeout_s)
-        self._read()
+        self._relay_stats()  # its last
         self._line.end(0.0)
 
     def stats(self) -> ClientStats:
@@ -177,9 +176,12 @@ class RelayClient:
         )
 
     def _relay_stats(self) -> ClientStats:
-        return packets.unpack_stats(self._stats_packet) if self._stats_packet else _NO_STATS
+        board = self._line.board
+        if board is not None and (packet := board.stats.news()) is not None:
+            self._stats = packets.unpack_stats(packet)
+        return self._stats
 
-    # The socket. Nothing here waits.
+    # Socket and board. Nothing here waits.
 
     def _send(self, packet: bytes) -> bool:
         connection = self._line.connection
@@ -202,36 +204,15 @@ class RelayClient:
         return True
 
     def _read(self) -> None:
-        """Take what the relay has sent; of several decisions the newest alone is looked at."""
-        connection = self._line.connection
-        if connection is None:
+        """Hold the newest decision where it is news. The relay lets none with unknown tiers through."""
+        board = self._line.board
+        if board is None:
             self._restart_when_due()
-            return
-        newest = b""
-        try:
-            for _ in range(_READS_AT_ONCE):
-                size = connection.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
-                if not size:
-                    self._lose("it ended")
-                    break
-                packet = bytes(self._buffer[:size])
-                if packet[:1] == packets.DECISION:
-                    newest = packet
-                else:
-                    self._stats_packet = packet
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self._lose(str(error))
-        if newest:
-            self._hold(newest)
-
-    def _hold(self, packet: bytes) -> None:
-        """Make a decision the newest; that it names this engine's tiers only the relay has seen to."""
-        decision = packets.unpack_decision(packet)
-        age_s = max(0.0, time.monotonic() - decision.received_s)
-        decision = decision._replace(received_s=self._clock() - age_s)
-        self._life.hold(decision, self._limits.max_ttl_steps, self._limits.max_ttl_s)
+        elif (packet := board.decisions.news()) is not None:
+            decision = packets.unpack_decision(packet)
+            age_s = max(0.0, time.monotonic() - decision.received_s)
+            decision = decision._replace(received_s=self._clock() - age_s)
+            self._life.hold(decision, self._limits.max_ttl_steps, self._limits.max_ttl_s)
 
     # The relay's life.
 
@@ -251,9 +232,9 @@ class RelayClient:
 
     def _lose(self, why: str) -> None:
         """Note that there is no relay, and when the next one may be started."""
-        self._line.cut()
         past, relay = self._past, self._relay_stats()
-        self._stats_packet = b""
+        self._line.cut()
+        self._stats = _NO_STATS
         self._past = replace(
             past,
             reconnects=past.reconnects + relay.reconnects + bool(relay.connected),

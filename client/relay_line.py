@@ -1,4 +1,4 @@
-"""One engine's socket to its relay, and the relay's process: start, end, and what a fork does to them."""
+"""One engine's socket and board with its relay, and the relay's process: start, end, and what a fork does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 
 from specgov.client import packets
+from specgov.client.board import Board, new_board_file
 from specgov.client.stream import StreamLimits
 from specgov.client.tls import TlsFiles
 from specgov.proto.v1 import specgov_pb2 as pb
@@ -25,7 +26,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 
 class RelayLine:
-    """``connection`` is the engine's end, None where there is no relay."""
+    """``connection``, to the relay, and ``board``, from it, are None where there is no relay."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class RelayLine:
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
         self.connection: socket.socket | None = None
+        self.board: Board | None = None
         self.owner_pid = 0
         _lines.add(self)
 
@@ -58,36 +60,43 @@ class RelayLine:
 
         """
         self._reap(0.0)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with ExitStack() as theirs, ExitStack() as ours_unless_it_starts:
+            connection, relays_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            theirs.enter_context(relays_end)
+            ours_unless_it_starts.enter_context(connection)
+            board_file = new_board_file()
+            theirs.callback(os.close, board_file)
+            board = Board(board_file)
+            ours_unless_it_starts.callback(board.close)
             arguments = packets.RelayArguments(
-                theirs.fileno(), os.getpid(), self._target, self._queue_size, self._limits, self._tls
+                relays_end.fileno(),
+                board_file,
+                os.getpid(),
+                self._target,
+                self._queue_size,
+                self._limits,
+                self._tls,
             )
             # -P: nothing in the engine's working directory is imported. A process group of its own: Ctrl-C
             # ends the engine, and that ends the relay, in this order. Not a session: Linux may schedule
             # sessions against each other (autogroup), and a report then hands the engine's core to the relay.
             command = [sys.executable, "-P", "-m", _MODULE, json.dumps(asdict(arguments))]
-            try:
-                self._process = subprocess.Popen(  # noqa: S603 - our own module
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    env={**_QUIET, **os.environ, **_ONE_THREAD},
-                    pass_fds=(theirs.fileno(),),
-                    process_group=0,
-                )
-                ours.setblocking(False)
-                ours.send(self._info, socket.MSG_NOSIGNAL)
-            except BaseException:
-                ours.close()
-                raise
-        self.connection = ours
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**_QUIET, **os.environ, **_ONE_THREAD},
+                pass_fds=(relays_end.fileno(), board_file),
+                process_group=0,
+            )
+            connection.setblocking(False)
+            connection.send(self._info, socket.MSG_NOSIGNAL)
+            ours_unless_it_starts.pop_all()
+        self.connection, self.board = connection, board
 
     def cut(self) -> None:
-        """Close the socket and end the relay without waiting for it."""
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
+        """Let go of socket and board and end the relay without waiting for it."""
+        self._let_go()
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
 
@@ -112,12 +121,18 @@ class RelayLine:
 
     def abandon(self) -> None:
         """Let go of the parent's relay, in a forked child: the socket ends when the parent's end closes."""
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
+        self._let_go()
         if self._process is not None:
             self._process.returncode = 0  # not this process's child
             self._process = None
+
+    def _let_go(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        if self.board is not None:
+            self.board.close()
+            self.board = None
 
 
 def _abandon_all() -> None:

@@ -1,8 +1,8 @@
 """The relay: ``python -m specgov.client.relay_process``, which ``RelayClient`` starts beside an engine.
 
-It runs a ``StreamClient`` and carries packets between that and the engine's socket. It ends when the engine
-does, by whatever cause: the socket's end says so, or, where a process that the engine forked still holds the
-engine's end of the socket, the relay's parent, which is then another.
+It runs a ``StreamClient``, which gets what comes by the engine's socket and whose decisions go on the board.
+It ends when the engine does, by whatever cause: the socket's end says so, or, where a process that the engine
+forked still holds the engine's end of the socket, the relay's parent, which is then another.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from contextlib import suppress
 
 from specgov.client import packets
+from specgov.client.board import Board
 from specgov.client.client import ClientStats, StreamClient
 from specgov.client.errors import ClientError
 from specgov.client.messages import Decision
@@ -31,48 +31,14 @@ CLOSE_S = 0.4
 _TICK_MS = 500
 
 
-class Outbox:
-    """Sends the newest decision and counts to the engine; what finds no room waits for the next ``flush``."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-        self._decision = b""
-        self._stats: ClientStats | None = None
-
-    def decide(self, decision: Decision) -> None:
-        """Send a decision; called on the stream's thread."""
-        packet = packets.pack_decision(decision)
-        with self._lock:
-            self._decision = packet
-            self._send_decision()
-
-    def flush(self, stats: ClientStats) -> None:
-        """Send what waits, and the counts where they have changed."""
-        with self._lock:
-            self._send_decision()
-            if stats != self._stats and self._sent(packets.pack_stats(stats)):
-                self._stats = stats
-
-    def _send_decision(self) -> None:
-        if self._decision and self._sent(self._decision):
-            self._decision = b""
-
-    def _sent(self, packet: bytes) -> bool:
-        try:
-            self._connection.send(packet, socket.MSG_NOSIGNAL)
-        except OSError:  # no room, or the engine is gone, which the other thread sees for itself
-            return False
-        return True
-
-
 class Relay:
     """One engine's relay, from its first packet to its end."""
 
-    def __init__(self, arguments: packets.RelayArguments, connection: socket.socket) -> None:
+    def __init__(self, arguments: packets.RelayArguments, connection: socket.socket, board: Board) -> None:
         self._arguments = arguments
         self._connection = connection
-        self._outbox = Outbox(connection)
+        self._board = board
+        self._told: ClientStats | None = None
         self._buffer = memoryview(bytearray(packets.MAX_BYTES))
 
     def run(self) -> None:
@@ -89,7 +55,7 @@ class Relay:
         client.start()
         self._carry(client)
         client.close(CLOSE_S)
-        self._outbox.flush(client.stats())
+        self._tell(client.stats())
 
     def _client(self, packet: bytes) -> StreamClient:
         arguments = self._arguments
@@ -98,12 +64,21 @@ class Relay:
             pb.EngineInfo.FromString(packet[1:]),
             queue_size=arguments.queue_size,
             limits=arguments.limits,
-            on_decision=self._outbox.decide,
+            on_decision=self._show,
             tls=arguments.tls,
         )
 
+    def _show(self, decision: Decision) -> None:
+        """Hand a decision on; called on the stream's thread."""
+        self._board.decisions.write(packets.pack_decision(decision))
+
+    def _tell(self, stats: ClientStats) -> None:
+        if stats != self._told:
+            self._board.stats.write(packets.pack_stats(stats))
+            self._told = stats
+
     def _carry(self, client: StreamClient) -> None:
-        next_flush_s = 0.0
+        next_tick_s = 0.0
         while True:
             ready = self._wait()
             while ready:
@@ -117,9 +92,9 @@ class Relay:
                     return
                 self._take(client, self._buffer[:size])
             now_s = time.monotonic()
-            if now_s >= next_flush_s or not ready:
-                next_flush_s = now_s + _TICK_MS / 1000
-                self._outbox.flush(client.stats())
+            if now_s >= next_tick_s or not ready:
+                next_tick_s = now_s + _TICK_MS / 1000
+                self._tell(client.stats())
                 if self._orphaned():
                     return
 
@@ -156,7 +131,7 @@ def main() -> None:
         arguments = packets.arguments_from_json(sys.argv[1])
         connection = socket.socket(fileno=arguments.socket_fd)
         connection.setblocking(False)
-        Relay(arguments, connection).run()
+        Relay(arguments, connection, Board(arguments.board_fd)).run()
     except (ClientError, OSError, ValueError, TypeError, IndexError) as error:
         logging.error("ends: %s: %s", type(error).__name__, error)
         code = 1

@@ -44,12 +44,13 @@ def make_relay_client(sidecar: Any, info: pb.EngineInfo) -> Iterator[MakeClient]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process lives; one that has ended and was not waited for does not."""
+    """Whether any thread of a process lives, and with it its files; not whether it was waited for."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     except OSError:
         return False
-    return state != "Z"
+    return state != "Z" or threads > 1
 
 
 def knows(client: RelayClient, step_id: int) -> bool:
@@ -145,7 +146,7 @@ def test_no_thread_is_started_and_no_file_left_open(tmp_path: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=2 * WAIT_S, check=True
     )
     (threads, tasks, files), during, after = json.loads(done.stdout)
-    assert during == [threads, tasks, files + 1]
+    assert during == [threads, tasks, files + 2]  # the socket and the board
     assert after == [threads, tasks, files]
     assert threads == 1
 
@@ -182,7 +183,7 @@ def test_a_killed_relay_is_started_again_after_waits_that_grow(
     for _ in range(2):
         pid = relay_pid(client)
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: client.current(1) is None or client._line.connection is None)
+        eventually(lambda pid=pid: not is_alive(pid))
         client.submit(Report(step_id + 1, 1, 3))  # goes nowhere, and is told of
         clock.advance(wait_s / 2)
         client.current(1)
@@ -199,7 +200,8 @@ def test_a_killed_relay_is_started_again_after_waits_that_grow(
     assert wait_s < RESTART_MAX_S
     clock.advance(RESTART_MAX_S)  # one that lived so long is a new beginning
     os.kill(pid := relay_pid(client), signal.SIGKILL)
-    eventually(lambda: client.newest() is None or client._line.connection is None)
+    eventually(lambda: not is_alive(pid))
+    client.submit(Report(step_id + 1, 1, 3))
     clock.advance(RESTART_BASE_S)
     client.current(1)
     assert relay_pid(client) != pid

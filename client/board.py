@@ -1,0 +1,106 @@
+"""A few pages of memory that a relay writes and its engine reads: the newest decision, the relay's counts.
+
+Of both the newest alone counts, so there is nothing to queue, and looking for news costs the engine's thread
+no system call.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from typing import final
+
+PLACE_BYTES = 128 * 1024
+"""Room for a packet; gRPC takes no decision from a sidecar that would need more."""
+
+_NUMBER = struct.Struct("=Q")
+_HEAD = struct.Struct("=QII")  # number, bytes, check sum
+_AREA_BYTES = mmap.PAGESIZE + 2 * PLACE_BYTES
+
+
+@final
+class Area:
+    """The newest packet of a kind, with one writer and one reader, of which neither waits for the other.
+
+    Packets are written to two places in turn and have numbers; the number of the newest is written last. A
+    reader that meets a packet half written or half overwritten sees that from its number and check sum, keeps
+    what it has and looks again the next time.
+    """
+
+    __slots__ = ("_memory", "_number", "_start")
+
+    def __init__(self, memory: mmap.mmap, start: int) -> None:
+        self._memory = memory
+        self._start = start
+        self._number = 0  # of the newest packet that was written or read here
+
+    def write(self, packet: bytes) -> None:
+        """Make ``packet`` the newest.
+
+        Raises:
+            ValueError: it is longer than ``PLACE_BYTES`` allow.
+
+        """
+        number = self._number + 1
+        place = self._place(number)
+        body = place + _HEAD.size
+        if len(packet) > PLACE_BYTES - _HEAD.size:
+            raise ValueError(f"a packet of {len(packet)} bytes is too long")
+        self._memory[body : body + len(packet)] = packet
+        _HEAD.pack_into(self._memory, place, number, len(packet), _check_sum(packet, number))
+        _NUMBER.pack_into(self._memory, self._start, number)
+        self._number = number
+
+    def news(self) -> bytes | None:
+        """The newest packet where it has not been read yet, else None."""
+        (number,) = _NUMBER.unpack_from(self._memory, self._start)
+        if number == self._number:
+            return None
+        place = self._place(number)
+        own_number, size, check_sum = _HEAD.unpack_from(self._memory, place)
+        if own_number != number or size > PLACE_BYTES - _HEAD.size:
+            return None
+        body = place + _HEAD.size
+        packet = self._memory[body : body + size]
+        if _check_sum(packet, number) != check_sum:
+            return None
+        self._number = number
+        return packet
+
+    def _place(self, number: int) -> int:
+        return self._start + mmap.PAGESIZE + (number & 1) * PLACE_BYTES
+
+
+@final
+class Board:
+    """One process's view of a board."""
+
+    __slots__ = ("_memory", "decisions", "stats")
+
+    def __init__(self, file: int) -> None:
+        """View the board in ``file``, a descriptor of ``new_board_file``; it may be closed afterwards."""
+        self._memory = mmap.mmap(file, 2 * _AREA_BYTES)
+        self.decisions = Area(self._memory, 0)
+        self.stats = Area(self._memory, _AREA_BYTES)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.close()
+
+
+def new_board_file() -> int:
+    """A descriptor of memory for an empty board; its pages are taken when they are written.
+
+    Raises:
+        OSError: there is none to be had.
+
+    """
+    file = os.memfd_create("specgov-board", os.MFD_CLOEXEC)
+    os.ftruncate(file, 2 * _AREA_BYTES)
+    return file
+
+
+def _check_sum(packet: bytes, number: int) -> int:
+    return zlib.crc32(packet, number & 0xFFFFFFFF)
