@@ -21,7 +21,7 @@ from sidecars import at_tier, decision, fake_sidecar, reports_of, sidecar_proces
 
 from specgov.proto.v1 import specgov_pb2 as pb
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.every_release]
 
 SGLANG = importlib.metadata.version("sglang") if importlib.util.find_spec("sglang") else ""
 FALLBACK = "threshold:4:3"  # with eight requests at once 0, alone 3
