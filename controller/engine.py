@@ -216,12 +216,12 @@ class Engine:
         )
         if self.last_record.round_trip_ms is not None:
             self._round_trip_ms = self.last_record.round_trip_ms
+        try:
+            if self._admits(step, report) and self.mode != pb.MODE_FROZEN:
+                self.seat.deciding.observe(step)
+        except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
+            self.seat.fail(error)
         if not step.warm_up:
-            try:
-                if self._admits(step, report) and self.mode != pb.MODE_FROZEN:
-                    self.seat.deciding.observe(step)
-            except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
-                self.seat.fail(error)
             self.seat.stepped(step, report.decision_id, self.guard.trips)
         return self.last_record
 

@@ -103,6 +103,10 @@ class Alarms:
         self._end_zero()
         self._zero_wait.reset()
 
+    def heard_of(self, step: StepObservation) -> None:
+        """A step was reported of which nothing but that counts."""
+        self._last_step_id, self._last_report_s = step.step_id, self._clock()
+
     def observe(self, step: StepObservation, accepted_drafts: int, reports_dropped: int) -> bool:
         """Take a step in; whether it is sound and no alarm stands, so that it may be learnt from."""
         sound = self._came_in_time(step, reports_dropped)

@@ -107,13 +107,14 @@ class Guard:
         """Take a step in; whether the policy may learn from it.
 
         Args:
-            step: the step; warm-up steps are nobody's to learn from and are not to be given.
+            step: the step; a warm-up step is heard of, and tells of nothing.
             followed: whether it followed a decision of the sidecar's.
             reports_dropped: reports that were lost before this one.
 
         """
-        if not self.config.enabled:
-            return True
+        if not self.config.enabled or step.warm_up:
+            self._alarms.heard_of(step)
+            return not step.warm_up
         accepted_drafts = int(step.accepted.sum())
         learns = self._alarms.observe(step, accepted_drafts, reports_dropped)
         judged = not self._output_rate.backoff.left_steps
