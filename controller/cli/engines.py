@@ -181,7 +181,7 @@ def _summary_line(step: specgov_pb2.StepSummary) -> str:
     return (
         f"{step.engine_id}  step {step.step_id:>8}  batch {step.batch_size:>4}  num_steps {step.num_steps}  "
         f"accept length {step.accept_length:4.2f}  {ms}  {rate}  next {step.decided_num_steps} "
-        f"({_reason_word(step.reason)})"
+        f"({_why(step)})"
     )
 
 
@@ -223,7 +223,7 @@ def _print_engine(answer: specgov_pb2.GetEngineResponse) -> None:
                 decision.known_step_id,
                 f"{decision.batch_size_min}..{decision.batch_size_max}",
                 decision.num_steps,
-                _reason_word(decision.reason),
+                _why(decision),
             )
             for decision in answer.last_decisions[-SHOWN_DECISIONS:]
         ]
@@ -270,6 +270,12 @@ def _cause_word(cause: int) -> str:
 
 def _mode_word(mode: int) -> str:
     return remote.enum_word(specgov_pb2.Mode.Name(specgov_pb2.Mode.ValueType(mode)))
+
+
+def _why(decision: specgov_pb2.Decision | specgov_pb2.StepSummary) -> str:
+    """The decision's reason, and the guard's cause where it stepped in."""
+    reason = _reason_word(decision.reason)
+    return f"{reason}: {_cause_word(decision.guard_cause)}" if decision.guard_cause else reason
 
 
 def _reason_word(reason: int) -> str:
