@@ -71,6 +71,7 @@ def test_the_service_runs_what_there_is_in_folders_that_it_has() -> None:
         parse(BY_NAME[name], words[len(name.split()) :])
     config = load_config(DOCS / "systemd" / "specgov.toml")
     assert str(config.listen).removeprefix("unix://").startswith(f"/run/{service['RuntimeDirectory']}/")
+    assert config.state.dir == f"/var/lib/{service['StateDirectory']}"
     assert str(config.decision_log.path).startswith(f"/var/log/{service['LogsDirectory']}/")
 
 
