@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from specgov.controller.guard.config import GuardConfig
+from specgov.controller.limits import MAX_MESSAGES_PER_S
 from specgov.controller.listen import ListenError, TcpAddress, is_loopback, parse_address, parse_tcp_address
 from specgov.controller.profiles import AUTO, NO_PROFILE, cached_profile
 from specgov.policies.registry import parse_policy
@@ -175,6 +176,12 @@ class ServeConfig(_Section):
     max_streams: int = Field(default=128, ge=1, le=4096, description="engines connected at the same time")
     max_watchers: int = Field(default=8, ge=1, le=256, description="watch streams at the same time")
     max_engines: int = Field(default=1024, ge=1, le=100_000, description="engines whose state is remembered")
+    max_reports_per_s: int = Field(
+        default=MAX_MESSAGES_PER_S,
+        ge=1,
+        le=1_000_000,
+        description="messages that one engine may send in a second; twice as many at once",
+    )
     ttl_steps: int = Field(default=50, ge=1, le=1_000_000, description="steps for which a decision holds")
     ttl_ms: int = Field(
         default=1000, ge=1, le=3_600_000, description="milliseconds for which a decision holds"

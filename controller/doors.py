@@ -31,6 +31,8 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 MAX_METADATA_BYTES = 16 * 1024
 UNARY_WORKERS = 16
 """Threads left for unary calls, health checks and reflection when every stream is taken."""
+CONNECTIONS_PER_WORKER = 2
+"""So that engines that reconnect find room beside connections whose end is not known yet."""
 KEEPALIVE_MS = 30_000
 PING_TIMEOUT_MS = 10_000
 """A peer that is pinged after ``KEEPALIVE_MS`` without data and does not answer in this time is gone."""
@@ -40,7 +42,7 @@ class Doors:
     """The servers, listening and not yet serving.
 
     ``address`` is where engines connect, ``admin_address`` where operators do: the same, unless the
-    configuration has ``admin_listen``.
+    configuration has ``admin_listen``. ``pools`` are the threads that serve calls.
 
     Raises:
         ListenError: an address cannot be listened on.
@@ -59,6 +61,7 @@ class Doors:
         interceptors: Sequence[grpc.ServerInterceptor] = (),
     ) -> None:
         self._servers: list[grpc.Server] = []
+        self.pools: list[futures.Executor] = []
         self._sockets: list[Path] = []
         self._certificates = None if config.tls is None else Certificates(config.tls)
         self._gate = (
@@ -117,8 +120,10 @@ class Doors:
             self._gate.refresh()
 
     def _make(self, workers: int, health_servicer: health.HealthServicer) -> grpc.Server:
+        pool = futures.ThreadPoolExecutor(workers, thread_name_prefix="specgov-rpc")
+        self.pools.append(pool)
         server = grpc.server(
-            futures.ThreadPoolExecutor(workers, thread_name_prefix="specgov-rpc"),
+            pool,
             interceptors=self._interceptors,
             options=_options(workers),
             maximum_concurrent_rpcs=workers,
@@ -161,6 +166,7 @@ def _options(workers: int) -> Sequence[tuple[str, int]]:
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", workers),  # of one connection
+        ("grpc.max_allowed_incoming_connections", CONNECTIONS_PER_WORKER * workers),
         # A peer whose machine is gone is found out, also on a stream that is silent for hours; a client may
         # ask the same of us. gRPC goes by the second limit, and without it waits for a minute.
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),

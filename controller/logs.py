@@ -4,13 +4,68 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import time
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import structlog
 
 from specgov.controller.config import LogConfig
+from specgov.controller.limits import LinePace
 
 Logger = structlog.stdlib.BoundLogger
+
+MAX_FIELD_CHARS = 600
+MAX_FIELD_ITEMS = 64
+LINES_AT_ONCE, LINES_PER_S = 100, 1.0
+"""Of each kind of line. What peers do causes lines, and no peer may fill a disk with them."""
+
+EventDict = MutableMapping[str, Any]
+
+
+class LineLimit:
+    """Leaves out lines of a kind that comes too often, and says in the next how many were left out.
+
+    The kind is the line's ``event``, which is a text of ours. ``clock``: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._paces: dict[str, LinePace] = {}
+
+    def __call__(self, _logger: Any, _method: str, event_dict: EventDict) -> EventDict:
+        """The line, if it may be written.
+
+        Raises:
+            structlog.DropEvent: it may not.
+
+        """
+        with self._lock:
+            now_s, kind = self._clock(), str(event_dict.get("event"))
+            if kind not in self._paces:
+                self._paces[kind] = LinePace(LINES_AT_ONCE, LINES_PER_S, now_s)
+            suppressed = self._paces[kind].take(now_s)
+        if suppressed is None:
+            raise structlog.DropEvent
+        return {**event_dict, "suppressed": suppressed} if suppressed else event_dict
+
+
+def tame(_logger: Any, _method: str, event_dict: EventDict) -> EventDict:
+    """Clip texts, and write out control characters: fields hold what peers say, and a terminal obeys some."""
+    return {key: value if key == "exc_info" else _tame(value) for key, value in event_dict.items()}
+
+
+def _tame(value: Any) -> Any:
+    if isinstance(value, str):
+        if len(value) > MAX_FIELD_CHARS:
+            value = value[:MAX_FIELD_CHARS] + "..."
+        return value if value.isprintable() else value.encode("unicode_escape").decode("ascii")
+    if isinstance(value, list | tuple):
+        return [_tame(item) for item in value[:MAX_FIELD_ITEMS]]
+    return value
+
 
 _ADD_TO_EACH: tuple[Any, ...] = (
     structlog.stdlib.add_log_level,
@@ -21,6 +76,8 @@ _logger: Logger = structlog.wrap_logger(
     logging.getLogger("specgov"),
     processors=[
         structlog.stdlib.filter_by_level,
+        LineLimit(),
+        tame,
         *_ADD_TO_EACH,
         structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
     ],

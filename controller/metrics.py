@@ -52,6 +52,14 @@ class Metrics:
         self.watchers_dropped = Counter(
             "specgov_watchers_dropped_total", "Watch streams ended as too slow", registry=self.registry
         )
+        self.streams_cut = Counter(
+            "specgov_streams_cut_total",
+            "Streams cut because their engine read no decision for half a minute",
+            registry=self.registry,
+        )
+        self.stuck = Gauge(
+            "specgov_stuck", "Streams and thread pools that make no progress", registry=self.registry
+        )
         self.admin_refused = Counter(
             "specgov_admin_calls_refused_total",
             "Calls of the admin service without one of its tokens",

@@ -15,6 +15,7 @@ from specgov.controller.config import ServeConfig
 from specgov.controller.decision_log import DecisionLog
 from specgov.controller.doors import SERVICES, Doors
 from specgov.controller.engines import Engines
+from specgov.controller.liveness import Watchdog
 from specgov.controller.logs import get_logger
 from specgov.controller.metrics import Metrics
 from specgov.controller.service import ControllerAdmin, SpeculationController
@@ -23,6 +24,8 @@ from specgov.controller.telemetry import Telemetry
 from specgov.controller.ticker import Ticker
 from specgov.controller.tracing import Tracing
 
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 DRAIN_GRACE_S = 0.5
 """How long streams may take to end; with the log's last write the process is gone within 2 s."""
 STATE_SAVE_S = 0.5
@@ -64,7 +67,7 @@ class Sidecar:
         self._controller = SpeculationController(config, self.engines, telemetry)
         self._admin = ControllerAdmin(config, self.engines, telemetry)
         self.health = health.HealthServicer()
-        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._set_health(_NOT_SERVING)
         self._metrics_server: WSGIServer | None = None
         self.metrics.watch(
             connected_engines=lambda: self.engines.connected,
@@ -82,7 +85,14 @@ class Sidecar:
         )
         self.address, self.admin_address = self._doors.address, self._doors.admin_address
         self.metrics_address: listen.TcpAddress | None = None
-        self._ticker = Ticker((self._doors.refresh,))
+        self.watchdog = Watchdog(
+            lambda: self._controller.sessions,
+            self._doors.pools,
+            on_change=lambda moves: self._set_health(_SERVING if moves else _NOT_SERVING),
+            on_cut=self.metrics.streams_cut.inc,
+        )
+        self.metrics.stuck.set_function(lambda: self.watchdog.stuck)
+        self._ticker = Ticker((self.watchdog.check, self._doors.refresh))
 
     @property
     def target(self) -> str:
@@ -115,7 +125,7 @@ class Sidecar:
             self.decision_log.start()
         self._doors.start()
         self._ticker.start()
-        self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._set_health(_SERVING)
         get_logger().info("serving", address=str(self.address), policy=self.config.policy)
 
     def stop(self, grace_s: float = DRAIN_GRACE_S) -> None:

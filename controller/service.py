@@ -63,7 +63,9 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
         self, request_iterator: Iterator[pb.EngineMessage | RejectedMessage], context: grpc.ServicerContext
     ) -> Iterator[pb.Decision]:
         """One engine's stream."""
-        session = Session(self._engines, self._telemetry)
+        session = Session(
+            self._engines, self._telemetry, self._config.max_reports_per_s, cut_off=context.cancel
+        )
         try:
             self._open(session, context)
             threading.Thread(
@@ -85,6 +87,12 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except ProfileError as error:
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """The streams that are open."""
+        with self._lock:
+            return tuple(self._sessions)
 
     @property
     def open_streams(self) -> int:

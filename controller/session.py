@@ -3,21 +3,25 @@
 Two threads share a session. The reader puts messages into the mailbox; the stream's own thread takes all that
 wait, observes them, decides once, and sends. So a slow reader or a burst costs decisions, which the newest
 replaces anyway, and no queue of them grows. When the mailbox is full the reader stops reading, and the
-engine's client drops and counts its oldest reports.
+engine's client drops and counts its oldest reports. Of more messages than an engine may send the oldest are
+rejected, so that decisions stay fresh; a stream that goes far beyond is ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 
+from specgov.controller.limits import MAX_MESSAGES_PER_S, MessagePace
+from specgov.controller.liveness import Waits
 from specgov.controller.logs import get_logger
 from specgov.controller.telemetry import Telemetry
 from specgov.controller.validation import Cause, RejectedMessage, check_info
@@ -59,15 +63,29 @@ class _InputEnded:
 _SUPERSEDED = "superseded: a newer stream of the same engine took over"
 _EVENT_NAMES = {number: name.removeprefix("KIND_").lower() for name, number in pb.EngineEvent.Kind.items()}
 
+_FROM_ENGINE = (pb.EngineMessage, RejectedMessage)
 _Mail = pb.EngineMessage | RejectedMessage | SessionEnded | _Refresh | _InputEnded
 
 
 class Session:
-    """One ``Control`` stream, from its first message to its end."""
+    """One ``Control`` stream, from its first message to its end.
+
+    ``cut_off`` ends the stream also where its thread waits for a peer that reads nothing. ``moves`` and
+    ``waits_for`` are for the watchdog.
+    """
 
     def __init__(
-        self, engines: Engines, telemetry: Telemetry, hello_timeout_s: float = HELLO_TIMEOUT_S
+        self,
+        engines: Engines,
+        telemetry: Telemetry,
+        max_messages_per_s: int = MAX_MESSAGES_PER_S,
+        cut_off: Callable[[], object] = lambda: None,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
     ) -> None:
+        self.cut_off = cut_off
+        self.moves = 0
+        self._is_busy = self._is_sending = False
+        self._pace = MessagePace(max_messages_per_s, telemetry.timer())
         self._engines = engines
         self._telemetry = telemetry
         self._hello_timeout_s = hello_timeout_s
@@ -102,6 +120,18 @@ class Session:
         """Send a new decision, since what it rests on was changed."""
         self._mailbox.put(_Refresh())
 
+    @property
+    def waits_for(self) -> Waits:
+        """What the stream waits for now."""
+        if self._is_sending:
+            return Waits.PEER
+        return Waits.SIDECAR if self._is_busy or self._mailbox.qsize() else Waits.NOTHING
+
+    @property
+    def name(self) -> str:
+        """The engine's id; empty before it is known."""
+        return "" if self._engine is None else self._engine.info.engine_id
+
     # The stream's own thread.
 
     def run(self) -> Iterator[pb.Decision]:
@@ -115,9 +145,15 @@ class Session:
             engine = self._engine = self._greet()
             mail: Sequence[_Mail] = (_Refresh(),)
             while True:
+                self._is_busy = True
                 decision = self._handle(engine, mail)
+                self._is_busy = False
+                self.moves += 1
                 if decision is not None:
+                    self._is_sending = True
                     yield decision
+                    self._is_sending = False
+                    self.moves += 1
                 if self._input_ended:
                     return
                 mail = self._take()
@@ -151,6 +187,7 @@ class Session:
         return self._connect(first.info)
 
     def _connect(self, info: pb.EngineInfo) -> Engine:
+        self._is_busy = True
         try:
             engine, older = self._engines.connect(self, info, check_info(info))
         except RejectedMessage as error:
@@ -181,6 +218,7 @@ class Session:
             if engine.session is not self:
                 raise SessionEnded(grpc.StatusCode.ABORTED, _SUPERSEDED)
             switches = engine.tier_switches
+            mail = self._shed_surplus(engine, mail, started_s)
             wanted = [self._take_in(engine, piece, records) for piece in mail]
             decision = engine.decide() if any(wanted) and not self._input_ended else None
             self._telemetry.stepped(engine, records, decision)
@@ -193,6 +231,28 @@ class Session:
                 seconds=self._telemetry.timer() - started_s,
             )
         return decision
+
+    def _shed_surplus(self, engine: Engine, mail: Sequence[_Mail], now_s: float) -> Sequence[_Mail]:
+        """Reject the oldest of the engine's messages where there are more than it may send.
+
+        Raises:
+            SessionEnded: it sends far more, and for long.
+
+        """
+        sent = sum(isinstance(piece, _FROM_ENGINE) for piece in mail)
+        surplus = self._pace.surplus(sent, now_s)
+        if not surplus:
+            return mail
+        limit = f"the limit of {self._pace.per_s} messages/s (max_reports_per_s)"
+        if self._pace.is_hopeless:
+            raise SessionEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, f"far beyond {limit}, for long")
+        error = RejectedMessage(Cause.TOO_MANY, f"beyond {limit}: the oldest are left out")
+        count = itertools.count(1)
+        kept = [piece for piece in mail if not isinstance(piece, _FROM_ENGINE) or next(count) > surplus]
+        for _ in range(surplus):
+            engine.reports_rejected += 1
+            self._reject(engine, error)
+        return kept
 
     def _take_in(self, engine: Engine, mail: _Mail, records: list[StepRecord]) -> bool:
         """Take one piece of mail in; whether it calls for a new decision."""

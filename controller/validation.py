@@ -55,6 +55,7 @@ class Cause(enum.StrEnum):
     OUT_OF_RANGE = "out_of_range"
     MISSING_ACCEPTANCE = "missing_acceptance"
     UNREADABLE = "unreadable"
+    TOO_MANY = "too_many"
 
 
 class RejectedMessage(ValueError):  # noqa: N818 it names the message, not the act
@@ -113,8 +114,11 @@ def check_info(info: pb.EngineInfo) -> EngineSpec:
     _check_name("engine_id", info.engine_id)
     _check_name("boot_id", info.boot_id)
     for field in ("engine", "engine_version", "model", "draft", "gpu", "profile", "client_version"):
-        if len(getattr(info, field)) > MAX_TEXT_CHARS:
+        text = getattr(info, field)
+        if len(text) > MAX_TEXT_CHARS:
             raise RejectedMessage(Cause.OUT_OF_RANGE, f"{field} is longer than {MAX_TEXT_CHARS} characters")
+        if not text.isprintable():  # it is shown on terminals
+            raise RejectedMessage(Cause.BAD_NAME, f"{field} holds characters that are not printable")
     _check_at_most("max_running_requests", info.max_running_requests, MAX_BATCH_SIZE)
     _check_at_most("decision_lag_steps", info.decision_lag_steps, MAX_DECISION_LAG_STEPS)
     _check_at_most("kv_capacity_tokens", info.kv_capacity_tokens, MAX_KV_CAPACITY_TOKENS)

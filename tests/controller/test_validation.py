@@ -115,6 +115,8 @@ BAD_INFOS: list[tuple[str, dict[str, Any], Cause, str]] = [
     ("no boot id", {"boot_id": ""}, Cause.BAD_NAME, "boot_id is empty"),
     ("long engine id", {"engine_id": "x" * 129}, Cause.BAD_NAME, "at most 128 printable"),
     ("control characters", {"engine_id": "a\nb"}, Cause.BAD_NAME, "printable"),
+    ("control characters in a text", {"gpu": "\x1b[2J"}, Cause.BAD_NAME, "gpu holds characters"),
+    ("a line break in a text", {"model": "m\nlevel=error"}, Cause.BAD_NAME, "model holds characters"),
     ("long model", {"model": "x" * 513}, Cause.OUT_OF_RANGE, "model is longer than 512"),
     ("no tiers", {"tiers": []}, Cause.BAD_TIERS, "tiers is empty"),
     ("tiers descend", {"tiers": [3, 1]}, Cause.BAD_TIERS, "ascending and distinct, not [3, 1]"),
