@@ -32,6 +32,8 @@ from specgov.policies.types import StepTime
 
 RECORDED = "h200-llama-3.1-8b"
 """The profile that training may see."""
+LOG = "log:"
+"""Before the path of a decision log that is to be trained on."""
 
 TIER_SETS: tuple[tuple[int, ...], ...] = (
     (0, 1, 2, 3, 5, 7), (0, 1, 2, 3, 4, 5, 6, 7), (0, 1, 3, 7), (0, 1, 3), (0, 3), (1, 3, 5), (0, 2, 4)
@@ -49,7 +51,11 @@ class Domain:
 
 
 def domain_of(name_or_path: str) -> Domain:
-    """A scenario as it stands; its profile is believed and true."""
+    """A scenario as it stands, or a decision log (``log:PATH``); its profile is believed and true."""
+    if name_or_path.startswith(LOG):
+        from specgov.env.logged_domain import domain_of_log
+
+        return domain_of_log(name_or_path.removeprefix(LOG))
     scenario = load_scenario(name_or_path)
     return Domain(scenario, scenario.profile.step_time)
 

@@ -23,7 +23,8 @@ def train(
     *,
     output_path: Folder,
     policy: Literal["ppo"] = "ppo",
-    scenario: Annotated[str, options.shown("random|NAME|FILE[:NAME][,...]")] = "random",
+    scenario: Annotated[str, options.option("random|NAME|FILE[:NAME][,...]")] = "",
+    log: Annotated[tuple[str, ...], options.option("LOG [LOG ...]")] = (),
     reward: Literal["rate", "latency", "slo"] = "rate",
     seed: int = 0,
     steps: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None,
@@ -36,6 +37,7 @@ def train(
     """Train a policy network in the simulator.
 
     For example: specgov train --policy ppo --reward rate --seed 0 -o out/ppo
+    or: specgov train --log decisions.jsonl -o out/mine
 
     The folder holds the recipe, the last checkpoint, and the policy that did best on the evaluation split;
     specgov export makes a bundle of the latter. It ends when nothing improves any more, or when steps or
@@ -45,6 +47,8 @@ def train(
         output_path: Where to keep the run.
         policy: What to train.
         scenario: What to train on: random servers and loads, scenarios, or both, separated by commas.
+            Default: random; with --log, the logs alone.
+        log: Decision logs to train on: their step times, batches over time and acceptance.
         reward: What counts: output rate, latency, or tokens of requests that met their targets.
         seed: Of all that chance decides.
         steps: Decisions to train on; default: the recipe's.
@@ -70,7 +74,7 @@ def train(
 
     plain = Recipe()
     recipe = Recipe(
-        scenarios=tuple(name.strip() for name in scenario.split(",")),
+        scenarios=scenarios_of(scenario, log),
         reward=reward,
         seed=seed,
         steps=plain.steps if steps is None else steps,
@@ -92,6 +96,12 @@ def train(
         f"{output_path / 'best'}",
         soft_wrap=True,
     )
+
+
+def scenarios_of(scenario: str, logs: tuple[str, ...]) -> tuple[str, ...]:
+    """The recipe's scenarios: those that are named, random ones where nothing is, and the logs."""
+    named = scenario or ("" if logs else "random")
+    return (*(name.strip() for name in named.split(",") if name.strip()), *(f"log:{path}" for path in logs))
 
 
 def export(

@@ -60,8 +60,8 @@ def model_of(steps: Steps, step_time: StepTime | None, profile_name: str = "") -
     tiers = np.array(steps.tiers)[None, :]
     for start in range(0, len(steps), _CHUNK_STEPS):
         part = slice(start, start + _CHUNK_STEPS)
-        batch, tokens = steps.batch_size[part, None], steps.sum_seq_len_tokens[part, None]
-        ms[part] = step_time.step_ms(batch, tiers, tokens)
+        batch, context_tokens = steps.batch_size[part, None], steps.sum_seq_len_tokens[part, None]
+        ms[part] = step_time.step_ms(batch, tiers, context_tokens)
     tokens = steps.batch_size[:, None] * accept_lengths(steps)[:, list(steps.tiers)]
     return Model(tokens, ms, f"profile {profile_name}, and the acceptance seen around each step")
 

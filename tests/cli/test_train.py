@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from specgov.controller.cli.train import scenarios_of
 from specgov.policies.bundle import load_bundle
 
 SMALL = ("--steps", "512", "--n-envs", "12", "--scenario", "quiet_chat", "--time-limit-s", "0")
@@ -55,3 +58,21 @@ def test_mistakes_are_said(run, tmp_path):
     assert empty.code == 1
     assert "no bundle" in empty.err
     assert run("policy", "show", "nowhere").code == 1
+
+
+@pytest.mark.parametrize(
+    ("scenario", "logs", "expected"),
+    [
+        ("", (), ("random",)),
+        ("", ("a.jsonl", "s3://b/c"), ("log:a.jsonl", "log:s3://b/c")),
+        ("random, moe", ("a.jsonl",), ("random", "moe", "log:a.jsonl")),
+    ],
+)
+def test_decision_logs_are_trained_on_alone_or_beside_scenarios(scenario, logs, expected):
+    assert scenarios_of(scenario, logs) == expected
+
+
+def test_a_decision_log_that_is_not_there_is_named(run, tmp_path):
+    missing = run("train", "--log", str(tmp_path / "nowhere.jsonl"), "-o", str(tmp_path / "none"))
+    assert missing.code == 1
+    assert "nowhere.jsonl" in missing.err
