@@ -110,6 +110,22 @@ class Bundles:
                 del self._loaded[next(iter(self._loaded))]
         return bundle
 
+    def make_folder(self) -> None:
+        """Make the store's folder, if there is to be one.
+
+        Raises:
+            BundleError: it cannot be made.
+
+        """
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BundleError(
+                f"{self.folder}: no store can be here: {error.strerror}; name another with bundles.dir"
+            ) from error
+
     def stored(self) -> list[StoredBundle]:
         """The store's bundles by name and version."""
         return [] if self.folder is None else stored_bundles(self.folder)
@@ -208,12 +224,13 @@ class BundleWatcher:
         self._seen: object = None
 
     def start(self) -> None:
-        """Read the bundle, and watch it from now on; nothing where the configured policy is another.
+        """Make the store's folder; read the configured policy's bundle, and watch it from now on.
 
         Raises:
-            BundleError: it cannot be used.
+            BundleError: the bundle cannot be used, or the folder not made.
 
         """
+        self._bundles.make_folder()
         if self._reference is not None:
             self._seen = _stamp(Path(self._reference))
             self._bundles.reload(self._reference)

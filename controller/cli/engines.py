@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from specgov.controller.cli import options, output, remote
+from specgov.controller.cli.policy_facts import policy_facts, policy_lines
 from specgov.proto.v1 import specgov_pb2, specgov_pb2_grpc
 
 EngineId = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENGINE_ID")]
@@ -49,7 +50,11 @@ def list_engines(*, target: remote.Target = None, json: bool = False) -> None:
             "reports",
             "switches",
         )
-        output.console().print(output.table(columns, (_row(engine) for engine in answer.engines)))
+        console = output.console()
+        console.print(output.table(columns, (_row(engine) for engine in answer.engines)))
+        for engine in answer.engines:
+            for line in policy_lines(engine):
+                console.print(line, soft_wrap=True)
 
 
 def _row(engine: specgov_pb2.EngineState) -> tuple[object, ...]:
@@ -194,6 +199,7 @@ def _print_engine(answer: specgov_pb2.GetEngineResponse) -> None:
         ("connected", "yes" if engine.connected else "no"),
         ("mode", _mode_word(engine.mode)),
         ("policy", f"{engine.policy} {engine.policy_version}".strip()),
+        *policy_facts(engine),
         (
             "reports",
             f"{engine.reports}, rejected {engine.reports_rejected}, dropped {engine.reports_dropped}",

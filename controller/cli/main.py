@@ -58,6 +58,7 @@ COMMANDS = (
         "engines mode", "controller.cli.engines:mode", "Set an engine's mode: active, shadow, frozen or off"
     ),
     Command("engines policy", "controller.cli.engines:policy", "Give an engine another policy"),
+    Command("engines canary", "controller.cli.canary:canary", "Let a candidate decide a share of the steps"),
     Command("engines watch", "controller.cli.engines:watch", "Follow the engines step by step"),
     Command("top", "controller.cli.top:top", "Show the engines live, in a terminal"),
     Command("config check", "controller.cli.config:check", "Check a configuration file of the sidecar"),
@@ -77,6 +78,9 @@ COMMANDS = (
     Command("tune peers", "controller.cli.tune_peers:tune_peers", "Tune the opponents that evaluate plays"),
     Command("train", "controller.cli.train:train", "Train a policy network in the simulator"),
     Command("export", "controller.cli.train:export", "Make a policy bundle of a training run"),
+    Command("policy push", "controller.cli.bundles:push", "Let running engines try a policy bundle"),
+    Command("policy list", "controller.cli.bundles:list_bundles", "List the bundles in the sidecar's store"),
+    Command("policy rollback", "controller.cli.bundles:rollback", "Go back to the policy before"),
     Command("policy show", "controller.cli.train:show", "Show a policy bundle: network, training, scores"),
     Command("calibrate", "controller.cli.calibrate:calibrate", "Make a profile from recorded steps"),
     Command("profiles list", "controller.cli.profiles:list_profiles", "List the bundled step-time profiles"),

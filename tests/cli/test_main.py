@@ -149,7 +149,7 @@ def test_bash_accepts_the_completion(run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        (("engines", ""), {"list", "show", "mode", "policy", "watch"}),
+        (("engines", ""), {"list", "show", "mode", "policy", "canary", "watch"}),
         (("config", ""), {"check"}),
         (("engines", "mode", "some-engine", "--t"), {"--target"}),
         (("decide", "--ba"), {"--batch-size"}),
