@@ -239,25 +239,30 @@ class Guard:
         standing = self.standing
         if standing is not _NONE:
             return Verdict(self._in_place_of_policy(standing), standing)
-        choice = policy.choose(batch)
-        if choice.ranges is not self._known_ranges:
-            check_ranges(choice.ranges, self._engine, policy.name)
-            self._known_ranges = choice.ranges
+        choice = self._checked(policy, policy.choose(batch))
         if choice.reason is _FALLBACK:
+            self._estimates = None
             return Verdict(choice, GuardCause.POLICY_FAILED)
         if choice.expected_tokens is None and choice.ranges == self.baseline.ranges:
             self._estimates = None  # nothing to lose, and no model needed
-        else:
-            self._estimates = self._estimator.of(choice, batch)
-        num_steps = choice.num_steps_for(batch.batch_size)
+            return Verdict(choice, _NONE)
+        estimates = self._estimates = self._estimator.of(choice, batch)
+        num_steps, cause = choice.num_steps_for(batch.batch_size), _NONE
         if not self._switching.allows(num_steps, batch.step_id):
-            kept = _one_tier(self._engine, self._switching.tier)
-            return Verdict(_with_estimates(kept, choice), GuardCause.THRASHING)
-        if self._estimates is not None:
-            loss = self._loss(self._estimates, num_steps, batch.batch_size)
-            if not self._budget.affords(*loss):
-                return Verdict(_with_estimates(self.baseline, choice), GuardCause.BUDGET)
-        return Verdict(choice, _NONE)
+            num_steps, cause = self._switching.tier, GuardCause.THRASHING
+        if not self._budget.affords(*self._loss(estimates, num_steps, batch.batch_size)):
+            return Verdict(_with_estimates(self.baseline, choice), GuardCause.BUDGET)
+        if cause is _NONE:
+            return Verdict(choice, _NONE)
+        return Verdict(_with_estimates(_one_tier(self._engine, num_steps), choice), cause)
+
+    def _checked(self, policy: Policy, choice: Choice) -> Choice:
+        if choice.ranges is not self._known_ranges:
+            check_ranges(choice.ranges, self._engine, policy.name)
+            self._known_ranges = choice.ranges
+        if choice.propensity is not None and not 0.0 <= choice.propensity <= 1.0:
+            raise PolicyError(f"policy {policy.name} gave {choice.propensity} as a probability")
+        return choice
 
     def _in_place_of_policy(self, standing: GuardCause) -> Choice:
         if standing is not GuardCause.ZERO_ACCEPTANCE:

@@ -35,7 +35,8 @@ class StepTimes:
             self._usual[kind] = _Usual(step_ms)
         elif usual.seen < _SEEN_BEFORE:
             usual.seen += 1
-            usual.ms += (step_ms - usual.ms) / usual.seen
+            # The geometric mean: a first step that compiles takes a thousand times as long as the rest.
+            usual.ms *= (step_ms / usual.ms) ** (1 / usual.seen)
         elif usual.ms / self._factor <= step_ms <= usual.ms * self._factor:
             usual.ms += (step_ms - usual.ms) * _RATE
         else:

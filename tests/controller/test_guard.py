@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from specgov.controller.config import ConfigError, load_config
+from specgov.controller.fallback import Fallback
 from specgov.controller.guard.causes import GuardCause
 from specgov.controller.guard.config import GuardConfig, LatencyTargets
 from specgov.controller.guard.guard import Guard, Verdict
@@ -154,6 +155,14 @@ def test_estimates_that_are_no_numbers_are_refused(bad: float) -> None:
         bench.decide()
 
 
+@pytest.mark.parametrize("propensity", [np.nan, -0.1, 1.1])
+def test_a_probability_that_is_none_is_refused(propensity: float) -> None:
+    bench = Bench()
+    bench.rule.choice = replace(choice(1), propensity=propensity)
+    with pytest.raises(PolicyError, match="as a probability"):
+        bench.decide()
+
+
 # Budget.
 
 
@@ -217,6 +226,36 @@ def test_thrashing_is_refused_and_the_tier_kept() -> None:
     no, thrashing = GuardCause.NONE, GuardCause.THRASHING
     assert seen == [(no, 3), (no, 1), (thrashing, 1), (no, 1), (thrashing, 1)]
     assert thrashing.reason is Reason.GUARD
+
+
+def test_a_tier_that_is_kept_has_to_be_paid_too() -> None:
+    """Tier 3 loses 4 of 9 tokens a step: kept for want of a switch it is paid once more, and then no longer.
+
+    The baseline takes its place, and is what is kept from then on.
+    """
+    bench = Bench(wants=1, most_switches=1, switch_window_steps=10_000, allowance_tokens=9.0, loss_share=0.0)
+    bench.rule.choice = choice(3)
+    bench.step()
+    bench.rule.choice = choice(0)
+    assert bench.steps(3) == [GuardCause.THRASHING, GuardCause.BUDGET, GuardCause.THRASHING]
+    assert bench.tier == 1
+
+
+def test_the_baseline_itself_is_never_refused() -> None:
+    """A batch size that crosses its threshold at every step is no fault of the policy's."""
+    bench = Bench(baseline="threshold:4:3", most_switches=1, switch_window_steps=10_000)
+    bench.rule.choice = Choice(bench.guard.baseline.ranges, propensity=1.0)
+    sizes = (3, 4) * 10
+    verdicts = [bench.guard.decide(bench.rule, BatchView(b, step_id=i)) for i, b in enumerate(sizes)]
+    assert {verdict.cause for verdict in verdicts} == {GuardCause.NONE}
+
+
+def test_what_stands_in_for_a_failed_policy_costs_the_next_one_nothing() -> None:
+    bench = Bench(wants=1, allowance_tokens=9.0, loss_share=0.0)
+    bench.step()
+    bench.rule.choice = Fallback(ENGINE).choose(BatchView(4))
+    assert bench.steps(10) == [GuardCause.POLICY_FAILED] * 10
+    assert bench.guard.budget_tokens == 9.0
 
 
 # Alarms and age.

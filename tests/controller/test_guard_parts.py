@@ -230,6 +230,13 @@ def test_first_steps_are_what_is_usual() -> None:
     assert not any(times.jumps(4, 3, ms) for ms in (1.0, 1000.0, 1.0, 1000.0, 1.0, 1000.0, 1.0, 1000.0))
 
 
+def test_a_first_step_that_compiles_does_not_spoil_what_is_usual() -> None:
+    """5 s and seven times 10 ms have the geometric mean of 21.7 ms."""
+    times = StepTimes(10.0, 20)
+    times.jumps(4, 3, 5000.0)
+    assert not any(times.jumps(4, 3, 10.0) for _ in range(20))
+
+
 @pytest.mark.parametrize(("step_ms", "jumps"), [(99.0, False), (101.0, True), (1.01, False), (0.99, True)])
 def test_jumps_are_by_more_than_the_factor_either_way(step_ms: float, jumps: bool) -> None:
     assert learnt().jumps(4, 3, step_ms) is jumps
