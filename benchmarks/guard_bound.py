@@ -198,15 +198,16 @@ def markdown(rows: list[Row], facts: dict[str, Any], config: GuardConfig) -> str
             f"{100 * changed:.2f} % | {fallbacks} |"
         )
     kept = [one for one in rows if one.guard]
-    beyond = [one.worst_stretch_tokens - config.allowance_tokens for one in kept]
-    over = sum(tokens > 0 for tokens in beyond)
+    over = [one for one in kept if one.worst_stretch_tokens > config.allowance_tokens]
+    names = ", ".join(f"`{one.rule}` in `{one.scenario}` ({one.worst_stretch_tokens:.0f})" for one in over)
+    within = sum(one.least_budget_tokens >= 0 for one in kept)
     lines += [
         "",
-        "Gains over the baseline: median over the scenarios (lowest to highest). Worst stretch: tokens lost",
-        f"beyond {100 * config.loss_share:g} % of the baseline's output over the worst stretch of any",
-        f"scenario; the allowance is {config.allowance_tokens:g}. By the guard's own estimates the least",
-        f"budget in {len(kept)} runs was {min(one.least_budget_tokens for one in kept):.0f} tokens. The true",
-        f"loss went beyond the allowance in {over} of them, by at most {max(0.0, *beyond):.0f} tokens.",
+        "Gains over the baseline: median over the scenarios (lowest to highest). Worst stretch: tokens truly",
+        f"lost beyond {100 * config.loss_share:g} % of the baseline's output, over the worst stretch of any",
+        f"scenario; the bound on what is estimated is the allowance, {config.allowance_tokens:g}. By its own",
+        f"estimates the guard kept it in {within} of {len(kept)} runs. The true loss went beyond it in",
+        f"{len(over)}{f': {names}' if over else ''}.",
         "",
         machine.describe(facts),
         "",
