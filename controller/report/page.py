@@ -167,17 +167,17 @@ def _events(steps: Steps, zone: tzinfo) -> str:
     left_out = len(steps.events) - len(shown) + steps.events_left_out
     rows = [_event_row(event, zone) for event in shown]
     more = note(f"{left_out} more are not shown.") if left_out else ""
-    return title + table(("time", "for", "steps", "kind", "what"), rows, text_columns=(3, 4)) + more
+    return title + table(("time", "kind", "what", "for", "steps"), rows, text_columns=(1, 2)) + more
 
 
 def _event_row(event: Event, zone: tzinfo) -> list[str]:
     kind = escape(event.kind)
     return [
         datetime.fromtimestamp(event.start_s, zone).strftime("%d %b %H:%M:%S"),
-        _duration(event.end_s - event.start_s) if event.end_s > event.start_s else "",
-        f"{event.steps:,}" if event.steps else "",
         f'<span class="{kind.partition(" ")[0]}">{kind}</span>',
         escape(event.text),
+        _duration(event.end_s - event.start_s) if event.end_s > event.start_s else "",
+        f"{event.steps:,}" if event.steps else "",
     ]
 
 
@@ -201,7 +201,7 @@ def _what_ifs(section: Section) -> str:
         after = f"<p><b>From what happened, none of this can be known from this log:</b> {why}.</p>"
     else:
         after = note(_EVIDENCE)
-        heads += ["from what happened, tokens/s", "gain over what ran", "how well known"]
+        heads += ["from what happened, tokens/s", "gain", "how well known"]
         rows[0] += [f"{found.measured:,.0f}", "", "measured"]
         for row, rule in zip(rows[1:], found.rules, strict=True):
             row += _evidence_cells(rule)

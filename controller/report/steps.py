@@ -39,7 +39,7 @@ class Steps:
         tokens: output tokens of live requests.
         ms: the step's time, NaN where not valid.
         own_rule: whether it followed the engine's own rule.
-        propensity: of the tier that ran, NaN where not known.
+        propensity: of the tier that ran, NaN where not known or where the guard chose.
         decided: the newest decision's tier, -1 where there was none.
         survived: (S, P + 1) live requests with at least 0, 1, ... P accepted drafts.
         expected_tokens, expected_ms: (S, T) as expected before the step, NaN where not known.
@@ -139,8 +139,7 @@ class _Columns:
         put["ms"].append(float("nan") if row["step_ms"] is None else row["step_ms"])
         put["own_rule"].append(row["followed_decision_id"] == 0)
         followed = self.decisions.get(row["followed_decision_id"])
-        known = followed is not None and followed["num_steps"] == num_steps
-        propensity = followed["propensity"] if followed is not None and known else None
+        propensity = None if followed is None else _propensity(followed, num_steps)
         put["propensity"].append(float("nan") if propensity is None else propensity)
         put["decided"].append(UNKNOWN if self.newest is None else self.newest["num_steps"])
         put["survived"].extend(_survived(accepted, self.positions))
@@ -238,6 +237,13 @@ def _take(columns: _Columns, row: dict[str, Any]) -> None:
         columns.add(row)
     columns.remember(row["decision"], row["batch_size"])
     columns.events.decision(row)
+
+
+def _propensity(followed: dict[str, Any], num_steps: int) -> float | None:
+    """Of the tier that ran; None where it was not the draw's, but the guard's or another batch size's."""
+    drawn = followed.get("guard_cause") is None and followed["reason"] not in ("guard", "fallback")
+    propensity: float | None = followed["propensity"]
+    return propensity if drawn and followed["num_steps"] == num_steps else None
 
 
 def _survived(accepted: list[int], positions: int) -> list[int]:

@@ -100,7 +100,8 @@ class Bins:
 
     def sums(self, values: Floats | Ints | NDArray[np.bool_]) -> Floats:
         """Sum by bin; NaN counts as nothing."""
-        return np.bincount(self.of_step, np.nan_to_num(np.asarray(values, np.float64)), len(self))
+        numbers = np.nan_to_num(np.asarray(values, np.float64))
+        return np.bincount(self.of_step, numbers, len(self)).astype(np.float64)
 
     def quantiles(self, values: Floats | Ints, *shares: float) -> list[Floats]:
         """These quantiles by bin, NaN where a bin has no value."""

@@ -188,8 +188,8 @@ def _evidence(
     balance = mean_weight(weight, rng)
     if not balance.holds(1.0):
         return None, (
-            f"the rule's tiers were not all possible where chance decided: the weights' mean is "
-            f"{balance.value:.2f} ({balance.low:.2f} to {balance.high:.2f}), and should be 1"
+            "its tiers were not all possible where chance decided: the weights' mean is "
+            f"{balance.value:.2f}, not 1"
         )
     effective = effective_sample_size(weight)
     if effective < LEAST_EFFECTIVE:
@@ -214,7 +214,7 @@ def _robust(
     at = np.flatnonzero(usable)
     ran, target = steps.tier_index[at], index[at]
     columns = (model.tokens[at, ran], model.ms[at, ran], model.tokens[at, target], model.ms[at, target])
-    known = np.isfinite(np.stack(columns)).all(axis=0)
+    known: NDArray[np.bool_] = np.isfinite(np.stack(columns)).all(axis=0)
     if known.mean() < 1 - LEAST_CHANCE:
         return None
     picked = _pick(picked, known)

@@ -38,6 +38,18 @@ def test_a_step_is_joined_with_what_it_followed_and_what_was_expected_before_it(
     np.testing.assert_allclose(steps.expected_ms, [[math.nan] * 2, [4.0, 6.0], [5.0, 7.0]])
 
 
+@pytest.mark.parametrize("change", [{"guard_cause": "budget"}, {"reason": "fallback"}, {"num_steps": 0}])
+def test_what_chance_did_not_choose_has_no_propensity(logs: ModuleType, change: dict[str, object]) -> None:
+    made = logs.decision(1, 3, propensity=0.5)
+    changed = logs.decision(2, **{"num_steps": 3, "propensity": 0.5, **change})
+    rows = [
+        logs.step_row(1, 3, [1, 0, 0, 0], made),
+        logs.step_row(2, 3, [1, 0, 0, 0], changed, followed=1),
+        logs.step_row(3, 3, [1, 0, 0, 0], None, followed=2),
+    ]
+    np.testing.assert_allclose(only(logs, *rows).propensity, [math.nan, 0.5, math.nan])
+
+
 def test_rows_of_version_1_have_no_estimates(logs: ModuleType) -> None:
     made = logs.decision(1, 3)
     for key in ("guard_cause", "by_candidate", "expected_tokens", "expected_ms"):
