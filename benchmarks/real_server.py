@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import platform
@@ -50,6 +51,12 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise SystemExit(f"the server did not start:\n{log.read_text()[-6000:]}")
 
 
+def _end_with_parent() -> None:
+    """In a new process: be killed when this one is, however that ends; it holds a GPU and a port."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 @contextlib.contextmanager
 def process(command: list[str], log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process of its own session, ended with all its children."""
@@ -60,6 +67,7 @@ def process(command: list[str], log: Path, **variables: str) -> Iterator[subproc
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
     try:
         yield child

@@ -25,7 +25,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
-from contestants import Tuned  # noqa: E402
+from contestants import NO_PROFILE, Tuned  # noqa: E402
 from loads import FILE, Load, get_load  # noqa: E402
 
 from specgov.env.emulated import EngineStep, run_in_process  # noqa: E402
@@ -82,13 +82,13 @@ def simulated(load: Load, entry: dict[str, Any], profile: Profile, tuned: Tuned)
 
 
 def _policy(entry: dict[str, Any], scenario: Scenario, server: Any, profile: Profile, tuned: Tuned) -> Policy:
-    started_with = load_profile(entry["profile"]) if entry["profile"] in _bundled() else profile
+    started_with = None if entry["profile"] == NO_PROFILE else profile
     graphs = scenario.engine.graph_batch_sizes
     context = PolicyContext(
         scenario.engine,
         np.random.default_rng(entry["seed"]),
         lambda: float(server.time_ns[0]) * 1e-9,
-        started_with.step_time.with_graph_batch_sizes(graphs),
+        None if started_with is None else started_with.step_time.with_graph_batch_sizes(graphs),
     )
     rule = entry["rule"]
     if rule.startswith("oracle:"):
@@ -108,12 +108,6 @@ def _policy(entry: dict[str, Any], scenario: Scenario, server: Any, profile: Pro
             file.flush()
             return make_policy(f"ema:config={file.name}", context)
     return make_policy(rule, context)
-
-
-def _bundled() -> list[str]:
-    from specgov.policies.profile import profile_names
-
-    return profile_names()
 
 
 def main() -> None:

@@ -98,6 +98,14 @@ def load_table(by_contestant: dict[str, list[dict[str, Any]]]) -> str:
     return _table(head, rows)
 
 
+def tier_0_tax(by_contestant: dict[str, list[dict[str, Any]]]) -> str:
+    """What being able to speculate costs where nothing is drafted; "" where it was not played."""
+    if not {"static-0", "no-speculation"} <= set(by_contestant):
+        return ""
+    more = rate(by_contestant["no-speculation"]) / rate(by_contestant["static-0"]) - 1
+    return f"Tier-0 tax: a server without speculation makes {more:.1%} more output tokens than static-0."
+
+
 def summary(runs: Runs) -> str:
     """Every load: Specgov's best rule beside the best peer and the oracle."""
     head = (
@@ -218,18 +226,24 @@ def markdown(documents: Sequence[dict[str, Any]], simulated: dict[str, Any] | No
             f"{tests} Repeats: {' to '.join(map(str, sorted({repeats[0], repeats[-1]})))}; "
             "least and largest in brackets.",
             load_table(by_contestant),
+            tier_0_tax(by_contestant),
         ]
-    if cost := presence(runs, "specgov-static-3", "static-3"):
-        parts += ["### Cost of being there", cost]
+    pairs = (
+        ("specgov-static-3", "static-3"),
+        ("static-3", "no-plugin-3"),
+        ("specgov-static-3", "no-plugin-3"),
+    )
+    if costs := [cost for on, off in pairs if (cost := presence(runs, on, off))]:
+        parts += ["### Cost of being there", *costs]
     checked = [document["ranks"] for document in documents if document.get("ranks", {}).get("ranks", 1) > 1]
     for ranks in checked:
         parts.append(
             f"{ranks['ranks']} tensor-parallel ranks: {ranks['steps_compared']} steps compared, "
             f"{ranks['steps_that_differ']} differ, {ranks['tier_switches']} switches of tiers."
         )
-    left = [line for document in documents for line in (*document["left_out"], *document["cut"])]
-    if left:
-        parts.append("Not played: " + "; ".join(left) + ".")
+    for what, title in (("left_out", "Not played"), ("cut", "Cut for time"), ("failed", "Failed")):
+        if lines := [line for document in documents for line in document.get(what, [])]:
+            parts.append(f"{title}: " + "; ".join(lines) + ".")
     if simulated:
         parts += ["### Simulator against reality", reality(simulated)]
     return "\n\n".join(part for part in parts if part)
