@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from specgov.proto.v1 import specgov_pb2 as pb
 
-MAX_NEIGHBOURS = 256
+MAX_NEIGHBOURS = 64
 """A decision with more neighbouring ranges is rejected: the engine's thread searches them one by one."""
+MAX_POLICY_CHARS = 256
+"""A decision whose policy has a longer name or version is rejected."""
 
 _SLOT_DTYPE = np.dtype("<u2")
 
@@ -119,8 +121,10 @@ def report_to_proto(report: Report, reports_dropped: int) -> pb.StepReport:
 
 
 def decision_from_proto(message: pb.Decision, tiers: frozenset[int], received_s: float) -> Decision | None:
-    """The decision in ``message``; None where it names a tier outside ``tiers`` or too many ranges."""
+    """The decision in ``message``; None where a tier is outside ``tiers``, or it is too long."""
     if message.num_steps not in tiers or len(message.neighbours) > MAX_NEIGHBOURS:
+        return None
+    if max(len(message.policy), len(message.policy_version)) > MAX_POLICY_CHARS:
         return None
     neighbours = tuple(TierRange(n.batch_size_min, n.batch_size_max, n.num_steps) for n in message.neighbours)
     if any(n.num_steps not in tiers for n in neighbours):

@@ -34,6 +34,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 _FLOOD_WINDOW_S = 1.0
+MAX_ERROR_CHARS = 300
+"""What a sidecar says when it ends a stream is clipped to this."""
 _SENDER_END_S = 1.0
 
 
@@ -140,6 +142,7 @@ class Stream:
     def _note_end(self, error: str) -> None:
         if self._ending.is_set():
             return
+        error = _one_line(error)
         self.counters.last_error = error
         if self.counters.connections != self._connections_at_warning:
             self._connections_at_warning = self.counters.connections
@@ -183,3 +186,9 @@ class Stream:
             return
         self.counters.decided(decision.known_step_id, received_s)
         self._mailbox.hold(decision, self._limits.max_ttl_steps, self._limits.max_ttl_s)
+
+
+def _one_line(text: str) -> str:
+    """What a peer said, so that it can stand in the engine's log: clipped, and without control characters."""
+    clipped = text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}..."
+    return clipped if clipped.isprintable() else clipped.encode("unicode_escape").decode("ascii")

@@ -110,7 +110,7 @@ def _token(environment: Mapping[str, str], address: str, tls: TlsFiles | None) -
     return lines[0]
 
 
-class _BringToken(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+class _BringToken(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     """Adds the token to each call."""
 
     def __init__(self, token: str) -> None:
@@ -122,7 +122,7 @@ class _BringToken(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterc
     def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
         return continuation(self._with_token(details), request)
 
-    def _with_token(self, details: grpc.ClientCallDetails) -> grpc.ClientCallDetails:
+    def _with_token(self, details: Any) -> Any:
         return _Details(
             details.method,
             details.timeout,

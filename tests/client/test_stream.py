@@ -128,10 +128,19 @@ def test_garbage_ends_the_stream_and_nothing_else(
     [
         decision(2, num_steps=2),
         decision(2, neighbours=[pb.TierRange(batch_size_min=5, batch_size_max=9, num_steps=7)]),
-        decision(2, neighbours=[pb.TierRange(batch_size_min=5, batch_size_max=9, num_steps=1)] * 257),
+        decision(2, neighbours=[pb.TierRange(batch_size_min=5, batch_size_max=9, num_steps=1)] * 65),
+        decision(2, policy="x" * 257),
+        decision(2, policy_version="x" * 257),
         decision(2**63),
     ],
-    ids=["unknown tier", "unknown tier for a neighbour", "too many ranges", "a step not made yet"],
+    ids=[
+        "unknown tier",
+        "unknown tier for a neighbour",
+        "too many ranges",
+        "a long policy",
+        "a long version",
+        "a step not made yet",
+    ],
 )
 def test_a_decision_that_cannot_be_meant_is_rejected_and_counted(
     sidecar: Any, make_client: MakeClient, eventually: Eventually, bad: pb.Decision
