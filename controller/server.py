@@ -18,6 +18,7 @@ from specgov.controller.engines import Engines
 from specgov.controller.liveness import Watchdog
 from specgov.controller.logs import get_logger
 from specgov.controller.metrics import Metrics
+from specgov.controller.notify import ALIVE, READY, STOPPING, Notifier
 from specgov.controller.service import ControllerAdmin, SpeculationController
 from specgov.controller.state import StateKeeper
 from specgov.controller.telemetry import Telemetry
@@ -92,7 +93,8 @@ class Sidecar:
             on_cut=self.metrics.streams_cut.inc,
         )
         self.metrics.stuck.set_function(lambda: self.watchdog.stuck)
-        self._ticker = Ticker((self.watchdog.check, self._doors.refresh))
+        self._notifier = Notifier()
+        self._ticker = Ticker((self.watchdog.check, self._say_alive, self._doors.refresh))
 
     @property
     def target(self) -> str:
@@ -126,6 +128,7 @@ class Sidecar:
         self._doors.start()
         self._ticker.start()
         self._set_health(_SERVING)
+        self._notifier.say(READY)
         get_logger().info("serving", address=str(self.address), policy=self.config.policy)
 
     def stop(self, grace_s: float = DRAIN_GRACE_S) -> None:
@@ -133,6 +136,7 @@ class Sidecar:
 
         Takes at most a second more than ``grace_s``.
         """
+        self._notifier.say(STOPPING)
         self._ticker.stop()
         self._bundle_watcher.close()
         self.health.enter_graceful_shutdown()
@@ -150,6 +154,10 @@ class Sidecar:
         if self.tracing is not None:
             self.tracing.close()
         get_logger().info("stopped", address=str(self.address))
+
+    def _say_alive(self) -> None:
+        if not self.watchdog.stuck:
+            self._notifier.say(ALIVE)
 
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", *SERVICES):

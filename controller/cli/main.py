@@ -61,6 +61,7 @@ COMMANDS = (
     Command("engines canary", "controller.cli.canary:canary", "Let a candidate decide a share of the steps"),
     Command("engines watch", "controller.cli.engines:watch", "Follow the engines step by step"),
     Command("top", "controller.cli.top:top", "Show the engines live, in a terminal"),
+    Command("health", "controller.cli.health:health", "Say whether the sidecar serves, as a probe asks"),
     Command("config check", "controller.cli.config:check", "Check a configuration file of the sidecar"),
     Command("emulate", "controller.cli.emulate:emulate", "Play an engine against a running sidecar"),
     Command("replay", "controller.cli.replay:replay", "Compare the policies on a recording's step costs"),

@@ -148,14 +148,27 @@ def require_serving(target: str) -> None:
     """Ask the sidecar's health service once.
 
     Raises:
-        UnreachableError: nothing answers, or it is starting or stopping.
+        UnreachableError: nothing answers, or it is starting, stopping or stuck.
+
+    """
+    if health_status(target, "") != health_pb2.HealthCheckResponse.SERVING:
+        raise UnreachableError(
+            f"the sidecar at {target} is not serving: it is starting or stopping, or stuck, as its log says"
+        )
+
+
+def health_status(target: str, service: str) -> int:
+    """What the sidecar's health service says of ``service``.
+
+    Raises:
+        UnreachableError: nothing answers.
+        CliError: it knows no such service.
 
     """
     with sidecar(target) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
-    if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        raise UnreachableError(f"the sidecar at {target} is not serving: it is starting or stopping")
+        question = health_pb2.HealthCheckRequest(service=service)
+        return int(health.Check(question, timeout=TIMEOUT_S).status)
 
 
 def _translate(error: grpc.RpcError, target: str, has_tls: bool) -> CliError:

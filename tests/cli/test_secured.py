@@ -122,3 +122,22 @@ def test_serve_refuses_plain_tcp_and_says_what_to_do(run: Any, tmp_path: Path) -
         "line 4: tls.ca: unknown key: there are certificate, key, client_ca"
         in run("config", "check", str(file)).err
     )
+
+
+def test_health_needs_no_token_and_has_an_exit_code_of_its_own(
+    run: Any, tmp_path: Path, token_file: str
+) -> None:
+    sidecar = Sidecar(ServeConfig(listen=f"unix://{tmp_path}/h.sock", admin_token_file=token_file))
+    try:
+        sidecar.start()
+        ran = run("health", "--target", sidecar.target)
+        assert (ran.code, ran.out) == (0, "SERVING\n")
+        service = "specgov.v1.SpeculationController"
+        assert run("health", "--target", sidecar.target, "--service", service).code == 0
+        assert run("health", "--target", sidecar.target, "--service", "nothing").code == 1
+        sidecar._set_health(2)  # NOT_SERVING
+        ran = run("health", "--target", sidecar.target)
+        assert (ran.code, ran.out) == (1, "NOT_SERVING\n")
+    finally:
+        sidecar.stop()
+    assert run("health", "--target", sidecar.target).code == 3
