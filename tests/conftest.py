@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import trustme
+
+if TYPE_CHECKING:
+    import trustme
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Pki:
 
 
 def make_pki(folder: Path) -> Pki:
+    import trustme  # not in SGLang's environment, whose tests read this file too
+
     folder.mkdir(exist_ok=True)
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))

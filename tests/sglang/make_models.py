@@ -2,7 +2,8 @@
 
 ``target``: token t is followed by ``next_token(t)``, a cycle over 10..245. ``draft`` (EAGLE) is always right
 after tokens 10..127 and always wrong after 128..245. So a prompt's last token sets the acceptance, and every
-token of an output can be checked.
+token of an output can be checked. Both have a tokenizer in which a printable ASCII character is the token of
+its code, so that grammars can be tried.
 """
 
 import json
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 VOCABULARY, HIDDEN, INTERMEDIATE, LAYERS = 256, 64, 128, 2
 FIRST, FIRST_REJECTED, LAST = 10, 128, 245
@@ -61,12 +64,23 @@ def layer(prefix):
     }
 
 
+def save_tokenizer(folder):
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    printable = range(ord(" "), ord("~") + 1)
+    words |= {chr(t) if t in printable else f"<{t}>": t for t in range(len(words), VOCABULARY)}
+    Tokenizer(WordLevel(words, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
 def save(folder, architecture, layers, weights):
     folder.mkdir(parents=True, exist_ok=True)
     config = {**CONFIG, "architectures": [architecture], "num_hidden_layers": layers}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     tensors = {name: weight.contiguous().clone() for name, weight in weights.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tokenizer(folder)
 
 
 def main(folder):

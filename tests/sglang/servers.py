@@ -30,7 +30,7 @@ TABLE = {
     "update_interval": 2,
 }
 FLAGS = """
---skip-tokenizer-init --device cpu --dtype float32 --attention-backend intel_amx --disable-cuda-graph
+--device cpu --dtype float32 --attention-backend intel_amx --disable-cuda-graph
 --max-running-requests 8 --context-length 1024 --skip-server-warmup
 --speculative-algorithm EAGLE --speculative-eagle-topk 1 --speculative-adaptive
 --speculative-num-steps 3 --speculative-num-draft-tokens 4
@@ -61,9 +61,12 @@ class Server:
             text = answer.read()
         return json.loads(text) if text.startswith((b"{", b"[")) else text
 
-    def generate(self, last_token: int, tokens: int, **body: Any) -> dict[str, Any]:
-        """SGLang's answer, ``tokens`` tokens long, to a prompt that ends with ``last_token``."""
-        sampling = {"temperature": 0, "max_new_tokens": tokens}  # the cycle has no end-of-sequence token
+    def generate(
+        self, last_token: int, tokens: int, grammar: dict[str, str] | None = None, **body: Any
+    ) -> dict[str, Any]:
+        """SGLang's answer to a prompt that ends with ``last_token``, ``tokens`` long or a grammar's."""
+        # The cycle has no end-of-sequence token.
+        sampling = {"temperature": 0, "max_new_tokens": tokens, **(grammar or {})}
         return self.post("/generate", input_ids=[1, 2, 3, last_token], sampling_params=sampling, **body)
 
     def check(self, last_token: int, tokens: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import itertools
+import json
 import math
 import re
 import signal
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.every_release]
 
 SGLANG = importlib.metadata.version("sglang") if importlib.util.find_spec("sglang") else ""
 FALLBACK = "threshold:4:3"  # with eight requests at once 0, alone 3
+END_OF_SEQUENCE = 2
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +170,45 @@ def test_a_retracted_request_comes_back_to_its_slot(server: Server, target: str)
         owners = owners_of_slots(steps, [r for r in recorder.reports if r.step_id in steps])
     assert len(owners) == len(set(owners.values()))
     assert len(owners) in (8, 9)
+
+
+def test_constrained_and_free_requests_side_by_side(server: Server, target: str) -> None:
+    """Grammars of one text each, which goes along the model's cycle for a while and then elsewhere."""
+    text = "bcdefgpqrstBCD"
+    grammars = [{"regex": text}, {"json_schema": json.dumps({"enum": [text]})}]
+    texts = [text, json.dumps(text)]
+
+    def constrained(number: int) -> None:
+        answer = server.generate(ord("a"), 40, grammars[number % 2], rid=f"constrained-{number}-{text}")
+        assert answer["output_ids"] == [*texts[number % 2].encode(), END_OF_SEQUENCE]
+
+    with fake_sidecar(target, at_tier(3)) as recorder:
+        use_until(server, lambda: recorder.reports and server.launches()[-1]["kind"] == "TABLE")
+        before = len(server.steps())
+        constrained(0)
+        alone = len(server.steps())
+        with ThreadPoolExecutor(8) as pool:
+            futures = [pool.submit(constrained, number) for number in range(1, 9)]
+            futures += [pool.submit(server.check, 20 + 25 * number, 40) for number in range(8)]
+            for future in futures:
+                future.result()
+        server.check(ACCEPTED, 10)
+        steps = {step["step_id"]: step for step in server.steps()[before:]}
+        wait_until(lambda: recorder.reports[-1].step_id >= max(steps))
+        reports = [r for r in recorder.reports if r.step_id in steps]
+    # After b from prefill: c d e and f, g and p (not h), q r s and t, B (not u), C D and the end (not E).
+    first = [
+        step["accepted"] for step in server.steps()[before:alone] if step["ids"] == [f"constrained-0-{text}"]
+    ]
+    assert first == [[3], [1], [3], [0], [2]]
+    for report in reports:
+        step = steps[report.step_id]
+        accepted = [a for i, a in zip(step["ids"], step["accepted"], strict=True) if i in step["live"]]
+        assert list(report.accepted_drafts) == accepted
+        assert report.has_grammar == any(i.startswith("constrained") for i in step["ids"])
+    owners = owners_of_slots(steps, reports)
+    assert len(owners) == len(set(owners.values())) >= 9 + 9
+    assert any(len({i.startswith("constrained") for i in step["ids"]}) == 2 for step in steps.values())
 
 
 def garbage(messages: Iterator[pb.EngineMessage], context: grpc.ServicerContext) -> Iterator[bytes]:
