@@ -24,7 +24,9 @@ def commands() -> list[str]:
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
     inline = re.findall(r"`([^`\n]+)`", PAGE)
-    found = [re.sub(r"^(sudo )?\S*/bin/specgov ", "specgov ", line) for line in (*lines, *inline)]
+    found = [
+        re.sub(r"^(sudo (-u \w+ )?)?(\S*/bin/)?specgov ", "specgov ", line) for line in (*lines, *inline)
+    ]
     return sorted({line for line in found if line.startswith("specgov ")})
 
 
@@ -71,7 +73,8 @@ def test_the_service_runs_what_there_is_in_folders_that_it_has() -> None:
         parse(BY_NAME[name], words[len(name.split()) :])
     config = load_config(DOCS / "systemd" / "specgov.toml")
     assert str(config.listen).removeprefix("unix://").startswith(f"/run/{service['RuntimeDirectory']}/")
-    assert config.state.dir == f"/var/lib/{service['StateDirectory']}"
+    for kept in (config.state.dir, config.bundles.dir):
+        assert str(kept).startswith(f"/var/lib/{service['StateDirectory']}/")
     assert str(config.decision_log.path).startswith(f"/var/log/{service['LogsDirectory']}/")
 
 
