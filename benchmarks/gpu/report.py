@@ -1,7 +1,7 @@
 """report.py   Tables and pictures from contests' outputs.
 
     python benchmarks/gpu/report.py plain.json governed1.json governed2.json --page docs/benchmarks-gpu.md \
-        --plot docs/benchmarks-gpu-ramp.svg --reality both.json
+        --plot docs/benchmarks-gpu-ramp.svg --reality both.json --reality-page docs/simulator.md
 
 Runs of one load and contestant are put together, from whichever file they come, and stand as medians with the
 least and the largest. Replaces what stands between the page's marks.
@@ -25,6 +25,8 @@ from specgov.controller.plot import Figure, Panel, Series, render  # noqa: E402
 
 BEGIN = "<!-- gpu: begin, written by benchmarks/gpu/report.py -->"
 END = "<!-- gpu: end -->"
+REALITY_BEGIN = "<!-- reality: begin, written by benchmarks/gpu/report.py -->"
+REALITY_END = "<!-- reality: end -->"
 ORACLE = "oracle"
 OURS = "specgov-"
 PLOTTED = ("oracle", "specgov-greedy", "sglang-adaptive-default", "threshold-tuned", "static-3")
@@ -208,7 +210,7 @@ def reality(document: dict[str, Any]) -> str:
     return _table(head, rows)
 
 
-def markdown(documents: Sequence[dict[str, Any]], simulated: dict[str, Any] | None) -> str:
+def markdown(documents: Sequence[dict[str, Any]]) -> str:
     """All that stands between the marks."""
     runs = collect(documents)
     first = documents[0]
@@ -244,23 +246,21 @@ def markdown(documents: Sequence[dict[str, Any]], simulated: dict[str, Any] | No
     for what, title in (("left_out", "Not played"), ("cut", "Cut for time"), ("failed", "Failed")):
         if lines := [line for document in documents for line in document.get(what, [])]:
             parts.append(f"{title}: " + "; ".join(lines) + ".")
-    if simulated:
-        parts += ["### Simulator against reality", reality(simulated)]
     return "\n\n".join(part for part in parts if part)
 
 
-def write_page(page: Path, text: str) -> None:
+def write_page(page: Path, text: str, begin_mark: str = BEGIN, end_mark: str = END) -> None:
     """Replace what stands between the page's marks.
 
     Raises:
         SystemExit: it lacks them.
 
     """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = page.read_text().partition(begin_mark)
+    _, end, after = rest.partition(end_mark)
     if not begin or not end:
-        raise SystemExit(f"{page} has no place for the tables: it needs the lines {BEGIN!r} and {END!r}")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        raise SystemExit(f"{page} has no place for the tables: it needs {begin_mark!r} and {end_mark!r}")
+    page.write_text(f"{before}{begin_mark}\n\n{text}\n\n{end_mark}{after}")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -314,14 +314,20 @@ def main() -> None:
     parser.add_argument("--plot-load", default="ramp")
     parser.add_argument("--plotted", default=",".join(PLOTTED))
     parser.add_argument("--reality", type=Path, help="what reality.py wrote")
+    parser.add_argument("--reality-page", type=Path, help="where that goes")
     options = parser.parse_args()
     documents = [json.loads(path.read_text()) for path in options.contests]
-    simulated = json.loads(options.reality.read_text()) if options.reality else None
-    text = markdown(documents, simulated)
+    text = markdown(documents)
     if options.page:
         write_page(options.page, text)
     else:
         print(text)
+    if options.reality:
+        table = reality(json.loads(options.reality.read_text()))
+        if options.reality_page:
+            write_page(options.reality_page, table, REALITY_BEGIN, REALITY_END)
+        else:
+            print(table)
     if options.plot:
         by_contestant = collect(documents)[options.plot_load]
         options.plot.write_text(render(figure(by_contestant, options.plot_load, options.plotted.split(","))))
