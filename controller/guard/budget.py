@@ -2,10 +2,13 @@
 
 A step at tier c in place of the baseline's tier b takes T(c) and brings E(c) tokens; in that time the
 baseline would have brought ``T(c) E(b) / T(b)``. The difference is the step's loss (a gain where negative).
-The budget is a bucket of ``allowance_tokens``: a share of the baseline's output and all gains flow in, losses
-flow out, and a choice that it cannot pay is refused. So over any stretch of steps, from the first one or
-from any other, the loss is at most the allowance plus the share of the baseline's output over that stretch;
-gains of long ago are no licence to lose now.
+Before a step all of that is expected; once it was made, its tokens and its time are measured, and what the
+baseline would have brought remains an estimate. The budget is a bucket of ``allowance_tokens``: a share of
+the baseline's output and all gains flow in, losses flow out, and a choice that it cannot pay is refused. So
+over any stretch of steps, from the first one or from any other, the loss is at most the allowance plus the
+share of the baseline's output over that stretch; gains of long ago are no licence to lose now. It is more by
+what steps on their way turn out to lose beyond what was expected: then the bucket is overdrawn, and until it
+is filled again nothing passes but the baseline's own tier, whatever the policy promises.
 
 Source: conservative bandits (Wu, Shariff, Lattimore and Szepesvári, "Conservative Bandits", ICML 2016), whose
 budget also counts from the start; the bucket's rim is ours.
@@ -40,7 +43,9 @@ class Budget:
     def affords(self, loss_tokens: float, baseline_tokens: float) -> bool:
         """Whether a step with that loss can be paid, beside what is under way."""
         net = loss_tokens - self._loss_share * baseline_tokens
-        return net <= 0 or net + sum(self._under_way) <= self.tokens
+        if net <= 0:
+            return self.tokens >= 0 or loss_tokens == 0
+        return net + sum(self._under_way) <= self.tokens
 
     def decided(self, loss_tokens: float, baseline_tokens: float) -> None:
         """A step with that loss was decided; it is under way until its lag has passed."""

@@ -306,20 +306,23 @@ class Guard:
     def _account(
         self, step: StepObservation, accepted_drafts: int, estimates: Estimates, judged: bool
     ) -> None:
-        """Count a step that followed a decision: its loss by estimate, and what it brought as measured."""
+        """Count a step that followed a decision: what it brought, and what the baseline would have."""
         loss_tokens, baseline_tokens = self._loss(estimates, step.num_steps, step.batch_size)
-        self._budget.made(loss_tokens, baseline_tokens)
         live = len(step.accepted)
-        if step.step_ms is None or not live:
+        if not live:
+            self._budget.made(loss_tokens, baseline_tokens)
             return
-        ratio = step.step_ms / estimates.ms[self._index[step.num_steps]]
-        if self._latency.has_target and step.batch_size == estimates.batch_size:
-            self._latency.observe(ratio)
         # Requests that ended before the result was processed are not reported, and made tokens all the same.
         output_tokens = (accepted_drafts + live) * step.batch_size / live
-        # At the baseline's own tier nothing is short but the estimate.
-        expected = baseline_tokens * ratio if loss_tokens else output_tokens
-        if judged and self._output_rate.measure(output_tokens, expected):
+        ratio = 1.0
+        if step.step_ms is not None:
+            ratio = step.step_ms / estimates.ms[self._index[step.num_steps]]
+            if self._latency.has_target and step.batch_size == estimates.batch_size:
+                self._latency.observe(ratio)
+        # At the baseline's own tier nothing is lost but the estimate's error.
+        baseline_tokens = baseline_tokens * ratio if loss_tokens else output_tokens
+        self._budget.made(baseline_tokens - output_tokens, baseline_tokens)
+        if step.step_ms is not None and judged and self._output_rate.measure(output_tokens, baseline_tokens):
             self._begin(GuardCause.OUTPUT_RATE)
 
     def _begin(self, cause: GuardCause) -> None:
