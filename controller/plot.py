@@ -24,7 +24,7 @@ from specgov.controller.svg import text as svg_text
 CHARACTER_PX = 0.6 * FONT_PX
 """Width assumed of a character where text is laid out side by side."""
 
-MARGIN_LEFT, MARGIN_RIGHT, MARGIN_BOTTOM = 72, 24, 44
+MARGIN_LEFT, MARGIN_RIGHT, MARGIN_BOTTOM, X_LABEL_PX = 72, 24, 28, 16
 X_TICKS, Y_TICKS = 10, 4
 TITLE_PX, PANEL_HEAD_PX, PANEL_GAP_PX = 36, 24, 18
 LEGEND_ROW_PX, LEGEND_MARK_PX, LEGEND_GAP_PX = 18, 24, 16
@@ -91,7 +91,8 @@ class Figure:
     def height_px(self) -> int:
         """Of the whole picture."""
         panels = sum(self.head_px(panel) + panel.height_px for panel in self.panels)
-        return self.title_px + panels + PANEL_GAP_PX * (len(self.panels) - 1) + MARGIN_BOTTOM
+        gaps = PANEL_GAP_PX * (len(self.panels) - 1)
+        return self.title_px + panels + gaps + MARGIN_BOTTOM + (X_LABEL_PX if self.x_label else 0)
 
     @property
     def title_px(self) -> int:

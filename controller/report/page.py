@@ -246,7 +246,7 @@ def _gain(gain: Interval) -> str:
 def _bar(value: float | None, largest: float) -> str:
     if value is None or not largest:
         return "not known"
-    return f'<span class="bar" style="width:{5 * value / largest:.2f}rem"></span>{value:,.0f}'
+    return f'<span class="bar" style="width:{4 * value / largest:.2f}rem"></span>{value:,.0f}'
 
 
 def _interval(interval: Interval) -> str:

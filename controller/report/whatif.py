@@ -180,11 +180,16 @@ def _evidence(
     usable = by_chance | (known & (steps.num_steps == target))
     if by_chance.sum() < max(LEAST_CHANCE * usable.sum(), 1):
         share = _percent(by_chance.sum() / timed.sum())
-        return None, f"chance decided {share} of the steps, and at the others this policy had no other choice"
+        return None, (
+            f"chance decided {share} of the steps, and only such steps show what another tier brings; a "
+            "canary makes some"
+        )
     if usable.sum() < LEAST_STEPS:
         return None, f"only {usable.sum()} steps could be used"
     picked = _pick(outcomes, usable)
     weight = weights(picked, target[usable])
+    if not weight.any():
+        return None, "where chance decided, its tier never ran"
     balance = mean_weight(weight, rng)
     if not balance.holds(1.0):
         return None, (
