@@ -56,7 +56,7 @@ def read_tokens(path: str) -> frozenset[bytes]:
     return frozenset(_digest(token) for token in tokens)
 
 
-class TokenGate(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc's stubs leave it untyped
+class TokenGate(grpc.ServerInterceptor):
     """Lets a call of the admin service through if it brings one of the tokens in a file; others pass.
 
     The file is read again by ``refresh`` where it has changed; one that cannot be used leaves the old tokens
@@ -72,7 +72,7 @@ class TokenGate(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc's stubs l
         self._on_refused = on_refused
         self._stamp = stamp_of(path)
         self._tokens = read_tokens(path)
-        self._refuse = grpc.unary_unary_rpc_method_handler(_refuse)
+        self._refuse: Any = grpc.unary_unary_rpc_method_handler(_refuse)
         self._warn_if_open()
 
     def refresh(self) -> None:

@@ -67,7 +67,7 @@ class Doors:
         self._gate = (
             None if config.admin_token_file is None else TokenGate(config.admin_token_file, on_refused)
         )
-        self._interceptors = (*(() if self._gate is None else (self._gate,)), *interceptors)
+        self._interceptors = [*(() if self._gate is None else (self._gate,)), *interceptors]
         apart = config.admin_listen is not None
         stream_workers = config.max_streams + HANDSHAKES
         admin_workers = config.max_watchers + UNARY_WORKERS

@@ -44,7 +44,8 @@ class Watched(Protocol):
         """The engine's id, for people; empty before it is known."""
         ...
 
-    def cut_off(self) -> None:
+    @property
+    def cut_off(self) -> Callable[[], object]:
         """End the stream although its thread waits for its peer."""
         ...
 

@@ -74,15 +74,15 @@ class Certificates:
 def _check(config: TlsConfig) -> None:
     """Let OpenSSL say what is wrong: gRPC would only fail each handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    for path in (config.certificate, config.key):
-        _read(path)  # for the system's words where it cannot be read
+    # Read first, for the system's words where one cannot be.
+    _, key = (_read(path) for path in (config.certificate, config.key))
     try:
         context.load_cert_chain(config.certificate, config.key, password=_no_password)
     except ssl.SSLError as error:
-        why = "it wants a password" if error.reason is None else error.reason.replace("_", " ").lower()
+        why = "the key has a password" if b"ENCRYPTED" in key else (error.reason or "PEM lib")
         raise TlsError(
-            f"TLS: {config.certificate} and {config.key} are no certificate and its key without a password "
-            f"in PEM: {why}"
+            f"TLS: {config.certificate} and {config.key} are not a certificate and its key in PEM, without a "
+            f"password: {why.replace('_', ' ').lower()}"
         ) from error
     if config.client_ca is not None:
         _read(config.client_ca)

@@ -145,7 +145,7 @@ def test_files_that_cannot_be_used(pki: Any, other_pki: Any, tmp_path: Path) -> 
     for changes, says in (
         ({"key": other_key}, "key values mismatch"),
         ({"certificate": str(tmp_path / "none.pem")}, "none.pem cannot be read: No such file or directory"),
-        ({"key": str(empty)}, "no certificate and its key"),
+        ({"key": str(empty)}, "not a certificate and its key in PEM, without a password: "),
         ({"client_ca": str(empty)}, "empty.pem holds no certificate in PEM"),
         ({"client_ca": str(tmp_path)}, "cannot be read: Is a directory"),
     ):
@@ -167,7 +167,7 @@ def test_an_encrypted_key_is_refused_and_asks_nobody(pki: Any) -> None:
     loaded = load_pem_private_key(Path(key).read_bytes(), None)
     locked = loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     Path(key).write_bytes(locked)
-    with pytest.raises(TlsError, match="without a password"):
+    with pytest.raises(TlsError, match="the key has a password"):
         Certificates(TlsConfig(certificate=certificate, key=key))
 
 
