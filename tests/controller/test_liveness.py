@@ -153,28 +153,21 @@ def test_a_pool_without_a_free_thread_is_stuck() -> None:
     assert said == [False, True]
 
 
-class HangingRule:
-    """Takes the place of an engine's rule, and hangs."""
-
-    name, version = "hanging", "1"
-
-    def __init__(self) -> None:
-        self.go_on = threading.Event()
-
-    def observe(self, step: Any) -> None:
-        self.go_on.wait()
-        raise RuntimeError("the rule is set aside after this")
-
-
-def test_health_follows_the_decision_path(start: Make, make_report: Make, eventually: Make) -> None:
+def test_health_follows_the_decision_path(
+    start: Make, make_report: Make, eventually: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rule that hangs while its engine's lock is held, in a real sidecar whose rounds the test makes."""
     sidecar = start()
     sidecar.sidecar._ticker.stop()
     other = sidecar.stream(engine_id="other")
     stream = sidecar.stream()
-    rule: Any = HangingRule()
-    engine = sidecar.sidecar.engines.get("engine-1")
-    engine.policy = rule
+    rule, go_on = sidecar.sidecar.engines.get("engine-1").policy, threading.Event()
+
+    def observe(self: Any, step: Any) -> None:
+        if self is rule:
+            go_on.wait()
+
+    monkeypatch.setattr(type(rule), "observe", observe)
     stream.send(make_report(1))
     try:
         eventually(
@@ -188,7 +181,7 @@ def test_health_follows_the_decision_path(start: Make, make_report: Make, eventu
         other.send(make_report(1))  # the others are served meanwhile
         assert other.decision().known_step_id == 1
     finally:
-        rule.go_on.set()
+        go_on.set()
     stream.decision_that_knows(1)
     rounds(sidecar, 1)
     assert health(sidecar) == "SERVING"
