@@ -322,11 +322,13 @@ def test_a_peer_that_reads_no_byte_is_found_by_its_pings(
         eventually(has_ended, "the end of the stream")
 
 
-def test_a_silent_engine_is_not_cut(start: Make, make_report: Make) -> None:
+def test_a_silent_engine_is_not_cut(start: Make, make_report: Make, eventually: Make) -> None:
     """One that has nothing to do for hours: no rounds of the watchdog end its stream."""
     sidecar = start()
     sidecar.sidecar._ticker.stop()
     stream = sidecar.stream()
+    (session,) = sidecar.sidecar._controller.sessions
+    eventually(lambda: session.waits_for is Waits.NOTHING, "the end of sending the first decision")
     rounds(sidecar, 1000)
     stream.send(make_report(1))
     assert stream.decision().known_step_id == 1
