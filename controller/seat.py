@@ -200,7 +200,12 @@ class Seat:
     @property
     def deciding(self) -> Policy:
         """What to ask, and to tell of steps: the policy, or a canary of it and another."""
-        return self.policy if self.canary is None or self.canary.ended else self.canary
+        return self.canary if self.canary is not None and not self.canary.ended else self.policy
+
+    @property
+    def has_canary(self) -> bool:
+        """Whether a canary runs."""
+        return self.canary is not None and not self.canary.ended
 
     def stepped(self, step: StepObservation, followed_decision_id: int, trips: int) -> None:
         """A step was taken in, after which the guard has tripped ``trips`` times in all."""

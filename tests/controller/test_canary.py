@@ -17,6 +17,8 @@ from specgov.controller.config import ServeConfig
 from specgov.controller.decision import DecisionBuilder
 from specgov.controller.engine import Engine
 from specgov.controller.engines import Engines
+from specgov.controller.guard.causes import GuardCause
+from specgov.controller.guard.guard import Verdict
 from specgov.controller.metrics import Metrics
 from specgov.controller.session import Session
 from specgov.controller.telemetry import Telemetry
@@ -25,6 +27,7 @@ from specgov.policies.types import (
     BatchView,
     Choice,
     EngineSpec,
+    Policy,
     PolicyContext,
     PolicyError,
     Reason,
@@ -285,6 +288,30 @@ def test_decisions_say_who_made_them_and_how_likely(bench: Bench) -> None:
     after = bench.step()
     assert (after.num_steps, after.by_candidate, after.propensity) == (0, False, 1.0)
     assert bench.engine.state().canary.ended == "stopped on request"
+
+
+@pytest.mark.parametrize(
+    ("cause", "propensity"),
+    [
+        (GuardCause.NONE, {0.5}),
+        (GuardCause.BUDGET, {None}),
+        (GuardCause.THRASHING, {None}),
+        (GuardCause.STALE, {1.0}),  # neither was asked: the baseline decides for certain
+    ],
+)
+def test_what_the_guard_refused_has_no_known_propensity(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cause: GuardCause, propensity: set[float | None]
+) -> None:
+    bench.engine.start_canary("fixed:3", 0.5, 1)
+    baseline = Choice((TierRange(1, 64, 1),), propensity=1.0)
+
+    def decide(policy: Policy, batch: BatchView) -> Verdict:
+        choice = policy.choose(batch)
+        return Verdict(baseline if cause else choice, cause)
+
+    monkeypatch.setattr(bench.engine.guard, "decide", decide)
+    decisions = [bench.step() for _ in range(20)]
+    assert {d.propensity if d.HasField("propensity") else None for d in decisions} == propensity
 
 
 def test_what_followed_the_decisions_is_compared(bench: Bench) -> None:
