@@ -363,9 +363,8 @@ class Engine:
         if cause:
             decision.guard_cause = int(cause)  # type: ignore[assignment]  # the enums' values are the same
         if cause.reason is Reason.GUARD and self.seat.has_canary:
-            decision.ClearField(
-                "propensity"
-            )  # what the guard would have made of the other's choice is not known
+            # What it would have made of the other policy's choice is not known.
+            decision.ClearField("propensity")
         return decision
 
     def _admits(self, step: StepObservation, report: pb.StepReport) -> bool:
