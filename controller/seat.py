@@ -7,6 +7,7 @@ finds that its output rate falls short, the policy before decides again, with wh
 
 from __future__ import annotations
 
+import logging
 import threading
 import zlib
 from collections.abc import Callable
@@ -185,7 +186,7 @@ class Seat:
             raise PolicyError("there is no policy to go back to")
         back, self.previous = self.previous, None
         get_logger().log(
-            30 if why else 20,
+            logging.WARNING if why else logging.INFO,
             "policy rolled back",
             engine_id=self._info.engine_id,
             policy=self.text,
