@@ -214,10 +214,11 @@ class Seat:
             self.canary.measure(step, followed_decision_id)
         if not self.trial_steps_left:
             return
+        self.trial_steps_left -= 1
         if trips > self._trips_before:
-            self._end_trial("its output rate fell short of the baseline's")
-        else:
-            self.trial_steps_left -= 1
+            self.trial_steps_left = 0
+            if self.previous is not None:
+                self.roll_back("its output rate fell short of the baseline's")
 
     def build(
         self, choice: Choice, batch_size: int, number: int, known_step_id: int, reason: Reason
@@ -235,8 +236,8 @@ class Seat:
 
     def fail(self, error: Exception) -> None:
         """The policy raised, or chose what cannot be: the one before decides, else the fallback."""
-        if self.trial_steps_left:
-            self._end_trial(said(error))
+        if self.trial_steps_left and self.previous is not None:
+            self.roll_back(said(error))
             return
         get_logger().error(
             "policy failed and is set aside; its engine gets its smallest tier until it is given a policy",
@@ -295,10 +296,6 @@ class Seat:
         self.failure = ""
         self.trial_steps_left = 0
         self._builder = self._new_builder(held.policy)
-
-    def _end_trial(self, why: str) -> None:
-        if self.previous is not None:
-            self.roll_back(why)
 
     def _new_builder(self, policy: Policy) -> DecisionBuilder:
         return DecisionBuilder(self._spec, policy, self._config.ttl_steps, self._config.ttl_ms)

@@ -213,6 +213,29 @@ def test_after_its_trial_a_bundle_that_fails_is_set_aside_like_any_rule(
     assert (one.step().num_steps, one.engine.policy_failure) == (3, "")
 
 
+@pytest.mark.parametrize("how", ["it fails", "the guard trips"])
+def test_a_trial_with_nothing_to_go_back_to_ends_in_the_fallback(
+    bench: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    push(write_bundle(tmp_path / "a", 3), tmp_path / "store")
+    one = bench(policy="greedy", bundles={"dir": str(tmp_path / "store")})
+    one.engine.seat.fail(BrokenError("the first one"))
+    one.engine.try_policy("ppo:mine@1")
+    assert one.step().num_steps == 3
+    if how == "it fails":
+
+        def fail(*_: Any) -> Choice:
+            raise BrokenError("and this one")
+
+        monkeypatch.setattr(Ppo, "choose", fail)
+        assert one.step().num_steps == 0
+        assert one.engine.state().policy_failure == "BrokenError: and this one"
+    else:
+        one.engine.guard._output_rate.backoff.failures += 1
+        assert one.step().num_steps == 3
+        assert one.engine.state().trial_steps_left == 0
+
+
 def test_the_guards_trip_in_the_trial_rolls_back(bench: Make, tmp_path: Path) -> None:
     store = tmp_path / "store"
     for favourite in (3, 5):
