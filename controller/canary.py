@@ -9,11 +9,13 @@ of the chosen tier over the draw and both policies' own randomness:
 where a policy's P is what it says of its choice; unknown where that is, or where a randomised policy chose
 another tier. Within a block the draw is shared, so that the blocks, not the steps, are independent.
 
-The comparison: an arm's output rate is R = sum of tokens / sum of ms over the timed steps that followed its
-decisions. With e_b = tokens_b - R ms_b over its n blocks, var(log R) = n / (n - 1) sum e_b^2 / (sum of
-tokens)^2, the linearised variance of a ratio (Cochran, "Sampling Techniques", 1977, chapter 6). The
-difference is exp(log R_candidate - log R_policy) - 1, its interval that of Student's t on the log. That
-blocks follow one another does not matter, since their arms were drawn independently.
+The comparison. Loads differ far more between blocks than policies do within one, so each block is set against
+what was known of the load before its draw: with y the log of a block's output rate (tokens by ms over the
+timed steps that followed its decisions) and x = (1, log rate of the block before, log batch size at the
+draw), each arm has its own least squares y = x b + e, and the two are compared at the mean x of all blocks
+(Lin, "Agnostic notes on regression adjustments to experimental data", Annals of Applied Statistics 2013). The
+difference is exp of that, less 1: that of a typical block, not of the totals. Its interval is Student's.
+Since arms are drawn independently of all that came before, it does not matter that blocks follow one another.
 
 What it does not see: a slower arm leaves its queue to the next block, so that large differences are
 understated; and what the guard did to an arm's choices is counted to the arm.
@@ -27,13 +29,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specgov.controller.decision import DecisionBuilder
 from specgov.policies.types import BatchView, Choice, Policy, StepObservation
 from specgov.proto.v1 import specgov_pb2 as pb
 
 DEFAULT_BLOCK_STEPS = 64
-LEAST_BLOCKS = 8
+LEAST_BLOCKS = 10
 """Of each arm, below which no interval is given."""
 
 _REMEMBERED_DECISIONS = 256
@@ -42,45 +45,60 @@ _NORMAL_975 = 1.959964
 
 @dataclass(slots=True)
 class Block:
-    """What a block's decisions brought so far."""
+    """What a block's decisions brought so far, and what was known before its draw (None: not all of it).
+
+    ``before``: log output rate of the block before, in tokens/ms, and log batch size.
+    """
 
     by_candidate: bool
+    before: tuple[float, float] | None
     tokens: float = 0.0
     ms: float = 0.0
 
 
-@dataclass(slots=True)
 class Arm:
-    """Sums over the blocks of an arm that had a timed step: all that the comparison needs."""
+    """Sums over an arm's blocks: all that the comparison needs.
 
-    blocks: int = 0
-    tokens: float = 0.0
-    ms: float = 0.0
-    tokens_squared: float = 0.0
-    tokens_ms: float = 0.0
-    ms_squared: float = 0.0
+    ``moments`` holds the sum of z z^T over z = (1, rate before, batch before, log rate), as in ``Block``.
+    """
+
+    def __init__(self) -> None:
+        self.blocks, self.tokens, self.ms = 0, 0.0, 0.0
+        self.moments = np.zeros((4, 4))
 
     def add(self, block: Block) -> None:
-        """Count a block."""
+        """Count a block, if it had a timed step."""
         if block.ms > 0:
             self.blocks += 1
             self.tokens += block.tokens
             self.ms += block.ms
-            self.tokens_squared += block.tokens**2
-            self.tokens_ms += block.tokens * block.ms
-            self.ms_squared += block.ms**2
+            if block.before is not None:
+                z = np.array([1.0, *block.before, math.log(block.tokens / block.ms)])
+                self.moments += np.outer(z, z)
+
+    def copy(self) -> Arm:
+        """The same sums."""
+        made = Arm()
+        made.blocks, made.tokens, made.ms = self.blocks, self.tokens, self.ms
+        made.moments = self.moments.copy()
+        return made
 
     @property
-    def tokens_per_ms(self) -> float:
+    def tokens_per_s(self) -> float:
         """The output rate; of an arm with a block."""
-        return self.tokens / self.ms
+        return 1000 * self.tokens / self.ms
 
     @property
-    def log_variance(self) -> float:
-        """Variance of the log of the rate; of an arm with two blocks or more."""
-        rate = self.tokens_per_ms
-        residuals = self.tokens_squared - 2 * rate * self.tokens_ms + rate**2 * self.ms_squared
-        return max(residuals, 0.0) * self.blocks / (self.blocks - 1) / self.tokens**2
+    def freedom(self) -> int:
+        """Degrees of freedom of its least squares."""
+        return int(self.moments[0, 0]) - 3
+
+    def predict(self, x: NDArray[np.float64]) -> tuple[float, float]:
+        """Mean log rate of blocks at ``x``, and the variance of that mean."""
+        inverse = np.linalg.pinv(self.moments[:3, :3], hermitian=True)
+        slope = inverse @ self.moments[:3, 3]
+        residual = max(float(self.moments[3, 3] - self.moments[:3, 3] @ slope), 0.0) / self.freedom
+        return float(x @ slope), residual * float(x @ inverse @ x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +200,7 @@ class Canary:
             block.ms += step.step_ms
         self._steps += 1
         if self._steps >= self._block_steps:
-            self._draw()
+            self._draw(step.batch_size)
 
     def end(self, why: str) -> None:
         """Let the engine's policy decide alone; what was found stays."""
@@ -194,7 +212,7 @@ class Canary:
 
     def state(self) -> pb.CanaryState:
         """The canary as the admin service shows it."""
-        arms = {by_candidate: replace(arm) for by_candidate, arm in self._arms.items()}
+        arms = {by_candidate: arm.copy() for by_candidate, arm in self._arms.items()}
         for block in self._open:
             arms[block.by_candidate].add(block)
         mine, others = arms[True], arms[False]
@@ -207,18 +225,22 @@ class Canary:
             ended=self.ended,
         )
         if mine.blocks:
-            state.candidate_tokens_per_s = 1000 * mine.tokens_per_ms
+            state.candidate_tokens_per_s = mine.tokens_per_s
         if others.blocks:
-            state.active_tokens_per_s = 1000 * others.tokens_per_ms
+            state.active_tokens_per_s = others.tokens_per_s
         found = difference(mine, others)
         if found is not None:
             state.difference, state.difference_low, state.difference_high = found.value, found.low, found.high
         return state
 
-    def _draw(self) -> None:
+    def _draw(self, batch_size: int | None = None) -> None:
         """Begin a block; one whose decisions are no longer followed is counted for good."""
+        before = None
+        if self._open and self._open[-1].ms > 0 and batch_size:
+            rate = self._open[-1].tokens / self._open[-1].ms
+            before = math.log(rate), math.log(batch_size)
         self._steps = 0
-        self._open.append(Block(bool(self._rng.random() < self._share)))
+        self._open.append(Block(bool(self._rng.random() < self._share), before))
         while len(self._open) > 2 + _REMEMBERED_DECISIONS // self._block_steps:
             block = self._open.popleft()
             self._arms[block.by_candidate].add(block)
@@ -229,12 +251,14 @@ class Canary:
 
 def difference(candidate: Arm, policy: Arm) -> Difference | None:
     """The two arms compared; None while one has fewer than ``LEAST_BLOCKS`` blocks."""
-    least = min(candidate.blocks, policy.blocks)
-    if least < LEAST_BLOCKS:
+    freedom = min(candidate.freedom, policy.freedom)
+    if freedom < LEAST_BLOCKS - 3:
         return None
-    ratio = math.log(candidate.tokens_per_ms / policy.tokens_per_ms)
-    half = student_975(least - 1) * math.sqrt(candidate.log_variance + policy.log_variance)
-    return Difference(*(math.expm1(ratio + shift) for shift in (0.0, -half, half)))
+    total = candidate.moments[0, :3] + policy.moments[0, :3]
+    x = np.asarray(total / total[0])
+    (mine, my_variance), (other, other_variance) = candidate.predict(x), policy.predict(x)
+    half = student_975(freedom) * math.sqrt(my_variance + other_variance)
+    return Difference(*(math.expm1(mine - other + shift) for shift in (0.0, -half, half)))
 
 
 def student_975(freedom: int) -> float:

@@ -872,8 +872,8 @@ class CanaryState(_message.Message):
     candidate_tokens_per_s: _builtins.float
     active_tokens_per_s: _builtins.float
     difference: _builtins.float
-    """The candidate's rate over the active policy's, less 1, with its 95 % confidence interval; absent while there
-    are too few blocks to say.
+    """The candidate's rate over the active policy's in a typical block, less 1, the load before it accounted for, with
+    its 95 % confidence interval; absent while there are too few blocks to say.
     """
     difference_low: _builtins.float
     difference_high: _builtins.float
