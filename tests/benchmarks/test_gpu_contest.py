@@ -18,6 +18,7 @@ sys.path[:0] = [str(GPU), str(GPU / "plugin")]
 
 from contestants import ALL, ContestantError, Tuned, contestant  # noqa: E402
 from report import BEGIN, END, collect, half_width, load_table, presence, write_page  # noqa: E402
+from runs import compare_ranks  # noqa: E402
 from specgov_gpu_benchmark.contest import BenchmarkError, Contest  # noqa: E402
 from specgov_gpu_benchmark.rid import RequestId, Run  # noqa: E402
 from specgov_gpu_benchmark.texts import Texts  # noqa: E402
@@ -221,3 +222,16 @@ def test_a_page_without_the_marks_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no place"):
         write_page(page, "new")
     assert page.read_text() == "nothing\n"
+
+
+def test_ranks_are_compared_step_by_step(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    record.mkdir()
+    tiers = {0: {1: 3, 2: 3, 3: 0, 4: 1}, 1: {1: 3, 2: 1, 3: 0}}
+    for rank, by_step in tiers.items():
+        lines = [f"step,1,{step}.5,{step},2,2,{tier},4,100,1,7,0\n" for step, tier in by_step.items()]
+        (record / f"steps.{rank}.csv").write_text(f"head,0.5.17,{rank}\n" + "".join(lines))
+    found = compare_ranks(tmp_path)
+    assert (found["ranks"], found["steps_by_rank"], found["steps_compared"]) == (2, [4, 3], 3)
+    assert (found["steps_that_differ"], found["first_that_differ"]) == (1, [2])
+    assert (found["tier_switches"], found["steps_by_tier"]) == (1, {"0": 1, "3": 2})
