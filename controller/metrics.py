@@ -10,12 +10,22 @@ import platform
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from specgov.controller.engine_metrics import EngineMetrics
 from specgov.controller.validation import Cause
+
+# Else each counter brings a second series that says when it began, which is the process's start.
+disable_created_metrics()
 
 DECISION_SECONDS_BUCKETS = (
     10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 100e-3,

@@ -167,6 +167,12 @@ def test_any_text_of_an_engine_can_be_shown(metrics: Metrics) -> None:
     assert (info.samples[0].labels["engine"], info.samples[0].labels["model"]) == (hostile, hostile)
 
 
+def test_no_counter_brings_a_series_of_its_beginning(metrics: Metrics) -> None:
+    from prometheus_client import generate_latest
+
+    assert "_created" not in generate_latest(metrics.registry).decode()
+
+
 def labels_of(metrics: Metrics, name: str) -> dict[str, float]:
     """The values of a metric by engine, summed over its other labels."""
     found: dict[str, float] = {}
