@@ -121,7 +121,7 @@ class Sidecar:
                 self.keeper.start()
             self._start_metrics()
         except BaseException:
-            self._doors.abandon()
+            self._leave_nothing()
             raise
         if self.decision_log is not None:
             self.decision_log.start()
@@ -154,6 +154,15 @@ class Sidecar:
         if self.tracing is not None:
             self.tracing.close()
         get_logger().info("stopped", address=str(self.address))
+
+    def _leave_nothing(self) -> None:
+        """After a start that failed: no socket, no hold on the state's folder, no thread."""
+        self._doors.abandon()
+        self._bundle_watcher.close()
+        if self.keeper is not None:
+            self.keeper.close(STATE_SAVE_S)
+        if self.tracing is not None:
+            self.tracing.close()
 
     def _say_alive(self) -> None:
         if not self.watchdog.stuck:

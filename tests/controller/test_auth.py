@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,16 @@ def test_a_failed_start_leaves_nothing_behind(start: Make, tmp_path: Path) -> No
         assert not admin.exists(), changes
     taken.stream()  # and who was there is undisturbed
     start(listen=f"unix://{listening}", admin_listen=f"unix://{admin}").stream()
+
+
+def test_a_failed_start_holds_no_folder_and_no_thread(start: Make, tmp_path: Path) -> None:
+    taken = start(listen=f"unix://{tmp_path}/taken.sock", metrics="127.0.0.1:0")
+    threads = set(threading.enumerate())
+    state = {"dir": str(tmp_path / "state")}
+    with pytest.raises(ListenError):
+        start(state=state, metrics=str(taken.sidecar.metrics_address))
+    assert {thread.name for thread in set(threading.enumerate()) - threads} == set()
+    start(state=state).stream()  # the folder's lock is free
 
 
 def test_bad_files_are_found_before_anything_is_bound(start: Make, tmp_path: Path) -> None:
