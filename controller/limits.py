@@ -21,7 +21,7 @@ class MessagePace:
 
     def __init__(self, per_s: int, now_s: float) -> None:
         self.per_s = per_s
-        self._room = BURST_S * per_s
+        self._burst = self._room = BURST_S * per_s
         self._shed = 0.0
         self._last_s = now_s
 
@@ -29,11 +29,13 @@ class MessagePace:
         """How many of ``count`` messages are too many; ``now_s`` is monotonic."""
         earned = self.per_s * max(0.0, now_s - self._last_s)
         self._last_s = now_s
-        self._room = min(BURST_S * self.per_s, self._room + earned)
-        taken = min(count, int(self._room))
-        self._room -= taken
-        self._shed = max(0.0, self._shed - earned) + (count - taken)
-        return count - taken
+        room = min(self._burst, self._room + earned)
+        taken = count if count <= room else int(room)
+        self._room = room - taken
+        surplus = count - taken
+        if surplus or self._shed:
+            self._shed = max(0.0, self._shed - earned) + surplus
+        return surplus
 
     @property
     def is_hopeless(self) -> bool:

@@ -63,7 +63,7 @@ class _InputEnded:
 _SUPERSEDED = "superseded: a newer stream of the same engine took over"
 _EVENT_NAMES = {number: name.removeprefix("KIND_").lower() for name, number in pb.EngineEvent.Kind.items()}
 
-_FROM_ENGINE = (pb.EngineMessage, RejectedMessage)
+_FROM_ENGINE = frozenset((pb.EngineMessage, RejectedMessage))
 _Mail = pb.EngineMessage | RejectedMessage | SessionEnded | _Refresh | _InputEnded
 
 
@@ -239,7 +239,7 @@ class Session:
             SessionEnded: it sends far more, and for long.
 
         """
-        sent = sum(isinstance(piece, _FROM_ENGINE) for piece in mail)
+        sent = len([piece for piece in mail if type(piece) in _FROM_ENGINE])
         surplus = self._pace.surplus(sent, now_s)
         if not surplus:
             return mail
@@ -248,7 +248,7 @@ class Session:
             raise SessionEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, f"far beyond {limit}, for long")
         error = RejectedMessage(Cause.TOO_MANY, f"beyond {limit}: the oldest are left out")
         count = itertools.count(1)
-        kept = [piece for piece in mail if not isinstance(piece, _FROM_ENGINE) or next(count) > surplus]
+        kept = [piece for piece in mail if type(piece) not in _FROM_ENGINE or next(count) > surplus]
         for _ in range(surplus):
             engine.reports_rejected += 1
             self._reject(engine, error)
