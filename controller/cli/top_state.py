@@ -24,7 +24,7 @@ class Row:
     ``output_tokens_per_s`` is over the time in which steps were made, ``steps_per_s`` over all time.
     ``gain`` is the output rate that the policy's model expects, over the one that it expects of the baseline,
     minus 1. ``guard`` says why the guard does not ask the policy; empty where it does. ``idle_s`` is the time
-    since the newest step that was seen, None also while none can be.
+    since its reports were seen to grow, or since it was first seen; None while they cannot be.
 
     """
 
@@ -56,6 +56,8 @@ class Row:
 class _Listed:
     state: pb.EngineState
     reports_at: deque[tuple[float, int]]
+    moved_s: float
+    """When its reports were last seen to grow."""
 
 
 class TopState:
@@ -94,13 +96,16 @@ class TopState:
             before, self._listed = self._listed, {}
             for state in engines:
                 name = state.info.engine_id
-                counts = before[name].reports_at if name in before else deque[tuple[float, int]]()
+                known = before.get(name)
+                counts = known.reports_at if known else deque[tuple[float, int]]()
+                stands = known is not None and known.state.reports == state.reports
                 if counts and counts[-1][1] > state.reports:
                     counts.clear()  # another sidecar, which counts from 0
                 counts.append((now_s, state.reports))
                 while len(counts) > 2 and counts[1][0] <= now_s - self.window_s:
                     counts.popleft()
-                self._listed[name] = _Listed(state, counts)
+                moved_s = known.moved_s if known and stands else now_s
+                self._listed[name] = _Listed(state, counts, moved_s)
             for name in self._steps.keys() - self._listed.keys():
                 del self._steps[name]
         self.problem = ""
@@ -166,7 +171,7 @@ class TopState:
             reports_dropped=state.reports_dropped,
             tier_shares=tuple(sorted(_shares(step.num_steps for step in steps))),
             reason_shares=tuple(_shares(enum_word(pb.Reason.Name(step.reason)) for step in steps)),
-            idle_s=now_s - seen[-1][0] if seen and not self.problem else None,
+            idle_s=None if self.problem else now_s - listed.moved_s,
         )
 
 

@@ -212,13 +212,23 @@ def test_a_guard_that_does_not_ask_the_policy_is_said(state: TopState) -> None:
     )
 
 
-def test_an_engine_without_steps_is_idle(state: TopState, clock: Clock) -> None:
-    state.listed([engine("e")])
+def test_an_engine_whose_reports_do_not_grow_is_idle(state: TopState, clock: Clock) -> None:
+    state.listed([engine("e", reports=5)])
     state.stepped(step())
-    clock.now_s += 2.9
+    for reports, looks_idle in (
+        (5, False),
+        (5, False),
+        (5, True),
+        (6, False),
+        (6, False),
+        (6, False),
+        (6, True),
+    ):
+        clock.now_s += 1.0
+        state.listed([engine("e", reports=reports)])
+        assert ("idle" in drawn(state, 80)[2]) == looks_idle
+    state.lost("gone")  # now nobody knows
     assert "idle" not in drawn(state, 80)[2]
-    clock.now_s += 0.2
-    assert "idle" in drawn(state, 80)[2]
 
 
 def test_plain_lines(state: TopState) -> None:
