@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from specgov.controller.engine import StepRecord
 
 
+MAX_PROBLEM_CHARS = 500
+
+
 class Sink(Protocol):
     """Where rows end up."""
 
@@ -109,11 +112,13 @@ class DecisionLog:
 
     def flush(self, *, final: bool = False) -> None:
         """Write the rows that wait; those that the disk does not take are dropped and counted."""
-        rows = [self._rows.popleft()() for _ in range(len(self._rows))]
+        makers = [self._rows.popleft() for _ in range(len(self._rows))]
         try:
-            self._sink.write(rows, final=final)
+            self._sink.write([make_row() for make_row in makers], final=final)
         except RowsLost as lost:
-            self._fail(lost.cause, lost.rows)
+            self._fail(str(lost.cause.strerror or lost.cause), lost.rows)
+        except Exception as error:  # noqa: BLE001 - whatever a row holds, the log goes on after it
+            self._fail(f"{type(error).__name__}: {error}"[:MAX_PROBLEM_CHARS], len(makers))
 
     def _put(self, make_row: Callable[[], Row]) -> None:
         if len(self._rows) >= self._config.queue_rows:
@@ -125,12 +130,12 @@ class DecisionLog:
         try:
             self._sink.begin()
         except OSError as error:  # said now, and not only when the first engine comes
-            self._fail(error, 0)
+            self._fail(error.strerror or str(error), 0)
         while not self._stop.wait(self._config.flush_s):
             self.flush()
         self.flush(final=True)
 
-    def _fail(self, error: OSError, rows: int) -> None:
+    def _fail(self, problem: str, rows: int) -> None:
         """Count lost rows; log the first failure, the second, the fourth and so on."""
         self.rows_dropped += rows
         self._failures += 1
@@ -138,7 +143,7 @@ class DecisionLog:
             get_logger().error(
                 "decision log cannot be written; rows are dropped",
                 path=self._path,
-                problem=error.strerror or str(error),
+                problem=problem,
                 rows_dropped=self.rows_dropped,
             )
 

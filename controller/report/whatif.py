@@ -219,7 +219,7 @@ def _robust(
     at = np.flatnonzero(usable)
     ran, target = steps.tier_index[at], index[at]
     columns = (model.tokens[at, ran], model.ms[at, ran], model.tokens[at, target], model.ms[at, target])
-    known: NDArray[np.bool_] = np.isfinite(np.stack(columns)).all(axis=0)
+    known = np.asarray(np.isfinite(np.stack(columns)).all(axis=0), dtype=np.bool_)
     if known.mean() < 1 - LEAST_CHANCE:
         return None
     picked = _pick(picked, known)

@@ -118,6 +118,14 @@ def test_each_engine_has_a_section_and_one_may_be_picked(made: Callable[..., Pag
     assert made(path, "--engine", "b").tags.count("section") == 1
 
 
+def test_what_an_engine_calls_itself_is_text(made: Callable[..., Page], tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script><img src=x>"
+    page = made(str(write_log(tmp_path / "log.jsonl", (hostile,), gpu=hostile, model="</style>")))
+    assert not {"script", "img"} & set(page.tags)
+    assert page.tags.count("style") == 1
+    assert hostile in page.text
+
+
 def test_the_same_log_gives_the_same_page(made: Callable[..., Page], tmp_path: Path) -> None:
     path = str(write_log(tmp_path / "log.jsonl"))
     texts = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -150,6 +151,34 @@ def test_a_store_that_fails_loses_and_counts(monkeypatch: pytest.MonkeyPatch, re
     log.steps("e", [record(2)], DECISION, pb.MODE_ACTIVE)
     log.flush()
     assert _steps(path) == [2]
+
+
+@pytest.mark.parametrize("name", ["log.parquet", "log.jsonl"])
+def test_numbers_as_large_as_the_protocol_allows(tmp_path: Path, record: Make, name: str) -> None:
+    largest = 2**64 - 1
+    path = tmp_path / name
+    log = DecisionLog(path, DecisionLogConfig(), wall_clock=lambda: 0.0)
+    step = dataclasses.replace(record(), followed_decision_id=largest)  # no check bounds what an engine says
+    log.steps("e", [step], pb.Decision(decision_id=largest), pb.MODE_ACTIVE)
+    log.flush(final=True)
+    (row,) = [row for _, row in read_rows([path]) if row["kind"] == "step"]
+    assert (row["followed_decision_id"], row["decision"]["decision_id"]) == (largest, largest)
+
+
+@pytest.mark.parametrize("name", ["log.parquet", "log.jsonl"])
+def test_a_row_that_cannot_be_written_is_counted_and_the_log_goes_on(
+    tmp_path: Path, record: Make, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / name
+    log = DecisionLog(path, DecisionLogConfig(), wall_clock=lambda: 0.0)
+    good = record(1)
+    log.steps("e", [dataclasses.replace(good, lag_steps=object())], DECISION, pb.MODE_ACTIVE)  # no number
+    log.flush()
+    assert log.rows_dropped == 1
+    assert "cannot be written" in caplog.text
+    log.steps("e", [good], DECISION, pb.MODE_ACTIVE)
+    log.flush(final=True)
+    assert _steps(path) == [1]
 
 
 def test_what_a_crash_left_unfinished_is_not_read_and_is_removed(tmp_path: Path, record: Make) -> None:
