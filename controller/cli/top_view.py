@@ -12,7 +12,7 @@ from rich.text import Text
 
 from specgov.controller.cli.top_state import Row, TopState
 
-ENOUGH_FOR_REASONS = 30
+ENOUGH_FOR_REASONS = 19
 IDLE_S = 3.0
 """A connected engine without a step for so long is shown as idle."""
 LINES_AROUND = 4
@@ -64,7 +64,7 @@ def _shares(shares: Sequence[tuple[object, float]], separator: str) -> str:
 
 COLUMNS = (
     Column("engine", 12, lambda row: row.engine_id, left=True),
-    Column("model", 16, lambda row: row.model or "-", 130, left=True),
+    Column("model", 16, lambda row: row.model or "-", 150, left=True),
     Column("policy", 12, lambda row: row.policy, 110, left=True),
     Column("mode", 6, _mode, left=True),
     Column("batch", 5, _batch),
@@ -73,13 +73,13 @@ COLUMNS = (
     Column("k", 2, lambda row: _number(row.num_steps, "d")),
     Column("accept", 6, lambda row: _number(row.accept_length, ".2f")),
     Column("ms/step", 7, lambda row: _number(row.step_ms, ".2f"), 110),
-    Column("steps/s", 7, lambda row: _number(row.steps_per_s, ".0f"), 120),
+    Column("steps/s", 7, lambda row: _number(row.steps_per_s, ".0f"), 124),
     Column("tok/s", 6, lambda row: _number(row.output_tokens_per_s, ".0f")),
     Column("gain~", 6, _gain),
     Column("lag", 4, lambda row: _number(row.lag_steps, "g")),
     Column("rt ms", 5, lambda row: _number(row.round_trip_ms, ".2f")),
-    Column("lost", 5, lambda row: str(row.reports_dropped), 120),
-    Column("k:% of steps", 28, lambda row: _shares(row.tier_shares, ":"), 160, left=True),
+    Column("lost", 5, lambda row: str(row.reports_dropped), 124),
+    Column("k:% of steps", 28, lambda row: _shares(row.tier_shares, ":"), 180, left=True),
     Column("reasons, %", 14, _reasons, left=True),
 )
 
@@ -136,9 +136,11 @@ def _table(rows: Sequence[Row], columns: int, *, dim: bool) -> Table:
         width = widths[column.title]
         justify: Literal["left", "right"] = "left" if column.left else "right"
         table.add_column(Text(cut(column.title, width)), width=width, no_wrap=True, justify=justify)
-    for row in rows:
+    names = short_names([row.engine_id for row in rows], widths[fixed[0].title])
+    for row, name in zip(rows, names, strict=True):
         style = "red" if row.policy_failure or row.guard else ("dim" if dim or not row.connected else "")
-        table.add_row(*(Text(cut(column.text(row), widths[column.title])) for column in shown), style=style)
+        cells = [name, *(cut(column.text(row), widths[column.title]) for column in shown[1:])]
+        table.add_row(*map(Text, cells), style=style)
     return table
 
 
@@ -155,6 +157,22 @@ def plain_lines(state: TopState, time_of_day: str) -> list[str]:
         if row.guard:
             lines.append(f"{time_of_day}  {row.engine_id}  the guard does not ask the policy: {row.guard}")
     return lines or [f"{time_of_day}  no engine has connected yet"]
+
+
+def short_names(names: Sequence[str], width: int) -> list[str]:
+    """The names in at most ``width`` characters: their ends, or head and end where the ends are the same.
+
+    Names made of host and port differ at the end.
+    """
+    if all(len(name) <= width for name in names):
+        return [cut(name, width) for name in names]
+    by_end = [name if len(name) <= width else "~" + name[1 - width :] for name in names]
+    if len(set(by_end)) < len(set(names)):
+        head = width // 2
+        by_end = [
+            name if len(name) <= width else f"{name[:head]}~{name[head + 1 - width :]}" for name in names
+        ]
+    return [cut(name, width) for name in by_end]
 
 
 def cut(text: str, width: int) -> str:

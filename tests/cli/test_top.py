@@ -13,7 +13,7 @@ from rich.console import Console
 
 from specgov.controller.cli.top import follow
 from specgov.controller.cli.top_state import Row, TopState
-from specgov.controller.cli.top_view import plain_lines, screen
+from specgov.controller.cli.top_view import plain_lines, screen, short_names
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
 
@@ -144,13 +144,34 @@ def drawn(state: TopState, columns: int, lines: int | None = None) -> list[str]:
     return [line.rstrip() for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("columns", [80, 81, 100, 110, 120, 130, 159, 160, 200, 300])
+@pytest.mark.parametrize("columns", [80, 81, 100, 110, 123, 124, 130, 150, 179, 180, 200, 300])
 def test_each_engine_has_one_line_that_fits(state: TopState, columns: int) -> None:
     lines = drawn(full(state), columns)
     assert len(lines) == 5  # heading, head, three engines: nothing is wrapped
     assert max(map(len, lines)) <= columns
     for shown in ("65535", "32", "33.00", "123456", "+200%", "99.99"):
         assert shown in lines[2], f"{shown} at {columns} columns"
+
+
+@pytest.mark.parametrize("columns", [80, 110, 124, 150, 180])
+def test_there_is_room_to_say_why(state: TopState, columns: int) -> None:
+    full(state)
+    assert "explore 25" in drawn(state, columns)[2]
+
+
+def test_long_names_are_told_apart() -> None:
+    assert short_names(["short", "names"], 8) == ["short", "names"]
+    # Host and port: the end tells them apart.
+    assert short_names(["sglang-host0-30000", "sglang-host1-30000", "b"], 12) == [
+        "~host0-30000",
+        "~host1-30000",
+        "b",
+    ]
+    # The same ends: both ends are shown.
+    assert short_names(["eu-sglang-host-30000", "us-sglang-host-30000"], 12) == [
+        "eu-sgl~30000",
+        "us-sgl~30000",
+    ]
 
 
 def test_80_columns_to_the_letter(state: TopState) -> None:
