@@ -25,7 +25,7 @@ from specgov.controller.engine_metrics import EngineMetrics
 from specgov.controller.validation import Cause
 
 # Else each counter brings a second series that says when it began, which is the process's start.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 DECISION_SECONDS_BUCKETS = (
     10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 100e-3,
