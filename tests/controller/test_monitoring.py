@@ -23,6 +23,7 @@ OF_OTHERS = {
     "up": frozenset[str](),
     "process_cpu_seconds_total": frozenset[str](),
     "process_resident_memory_bytes": frozenset[str](),
+    "process_start_time_seconds": frozenset[str](),
 }
 """Prometheus' own and its client library's."""
 SUFFIXES = {
@@ -110,6 +111,7 @@ def test_every_metric_of_an_engine_that_can_alarm_is_on_the_dashboard() -> None:
     alarming = {name for rule in RULES for name, _ in series_in(rule["expr"])} - {"up"}
     # What alarms by itself, and modes and times that qualify another alarm.
     of_alarms_alone = {
+        "process_start_time_seconds",
         "specgov_engine_policy_failed",
         "specgov_engine_mode",
         "specgov_engine_connected",
