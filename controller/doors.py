@@ -28,6 +28,8 @@ ENGINE_SERVICE = pb.DESCRIPTOR.services_by_name["SpeculationController"].full_na
 SERVICES = (ENGINE_SERVICE, ADMIN_SERVICE)
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Larger than any report that passes validation: 65,535 requests at 4 bytes each."""
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Larger than all engines that are remembered by default, each with as much to say of itself as it may."""
 MAX_METADATA_BYTES = 16 * 1024
 UNARY_WORKERS = 16
 """Threads left for unary calls, health checks and reflection when every stream is taken."""
@@ -162,7 +164,7 @@ def _options(workers: int) -> Sequence[tuple[str, int]]:
         # Two servers on one port would each get some of the engines.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", workers),  # of one connection

@@ -26,6 +26,8 @@ DRAINING = "draining: this sidecar is being stopped"
 MAX_DETAILS_CHARS = 600
 """Longest message of a status: a client takes 8 KiB, and a character may become 12 bytes on the wire."""
 
+MAX_TRIALS = 2
+"""Questions that name a policy answered at the same time: they take turns with the decisions of engines."""
 HANDSHAKES = 16
 """Streams above the limit of engines that may be open at the same time, for some that take engines over."""
 
@@ -56,6 +58,7 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
         self._engines = engines
         self._telemetry = telemetry
         self._lock = threading.Lock()
+        self._trials = threading.BoundedSemaphore(MAX_TRIALS)
         self._sessions: set[Session] = set()
         self._draining = False
 
@@ -78,7 +81,14 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
             self._close(session)
 
     def Decide(self, request: pb.DecideRequest, context: grpc.ServicerContext) -> pb.Decision:  # noqa: N802
-        """One question."""
+        """One question; one that names a policy takes a core for up to a second or two, so few go at once."""
+        asks_policy = bool(request.policy)
+        if asks_policy and not self._trials.acquire(blocking=False):
+            _abort(
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{MAX_TRIALS} questions to a policy are being answered, which is the limit: ask again",
+            )
         try:
             return decide(request, self._config)
         except (RejectedMessage, PolicyError) as error:
@@ -87,6 +97,9 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except ProfileError as error:
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        finally:
+            if asks_policy:
+                self._trials.release()
 
     @property
     def sessions(self) -> tuple[Session, ...]:

@@ -20,6 +20,8 @@ from specgov.controller.listen import ListenError, TcpAddress, default_folder, i
 
 TIMEOUT_S = 5.0
 """How long a question may take before the sidecar counts as unreachable."""
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""As much as a sidecar sends: its engines, with all that they say of themselves."""
 TARGET_VARIABLE = "SPECGOV_TARGET"
 """Where a sidecar listens; the plugin reads it too."""
 TOKEN_VARIABLE = "SPECGOV_TOKEN_FILE"  # noqa: S105 the name of a variable
@@ -66,7 +68,7 @@ def sidecar(target: str) -> Iterator[grpc.Channel]:
     tls = tls_files()
     token = _token(os.environ, address, tls)
     try:
-        channel = open_channel(address, tls)
+        channel = open_channel(address, tls, (("grpc.max_receive_message_length", MAX_ANSWER_BYTES),))
     except ClientError as error:
         raise UsageError(str(error)) from error
     with channel:

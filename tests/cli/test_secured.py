@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from specgov.controller.config import ServeConfig, TlsConfig
 from specgov.controller.server import Sidecar
+from specgov.controller.validation import check_info
+from specgov.proto.v1 import specgov_pb2 as pb
 
 TOKEN = "0123456789abcdef"
 
@@ -141,3 +144,30 @@ def test_health_needs_no_token_and_has_an_exit_code_of_its_own(
     finally:
         sidecar.stop()
     assert run("health", "--target", sidecar.target).code == 3
+
+
+def test_many_engines_that_say_all_they_may_of_themselves_can_still_be_listed(
+    run: Any, tmp_path: Path
+) -> None:
+    """360 of 12 KB each: more than gRPC's client takes unless told otherwise (4 MiB)."""
+    sidecar = Sidecar(ServeConfig(listen=f"unix://{tmp_path}/s.sock", policy="static:3", max_streams=360))
+    texts = dict.fromkeys(
+        ("engine", "engine_version", "model", "draft", "gpu", "client_version"), "\U0001f600" * 512
+    )
+    try:
+        sidecar.start()
+        for number in range(360):
+            info = pb.EngineInfo(
+                engine_id=f"e{number}",
+                boot_id="b",
+                tiers=[0, 3],
+                graph_batch_sizes=range(60_000, 64_096),
+                **texts,
+            )
+            session: Any = object()
+            sidecar.engines.connect(session, info, check_info(info))
+        ran = run("engines", "list", "--json", "--target", sidecar.target)
+        assert ran.code == 0, ran.err
+        assert len(json.loads(ran.out)) == 360
+    finally:
+        sidecar.stop()

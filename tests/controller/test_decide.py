@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,31 @@ def test_a_large_batch_is_not_observed_in_full(monkeypatch: pytest.MonkeyPatch) 
 
 def test_answer_through_a_server(start: Make) -> None:
     assert start().controller.Decide(pb.DecideRequest(**_QUESTION), timeout=60) == _ask()
+
+
+def test_questions_to_policies_do_not_crowd_out_engines(start: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take a core for a second or two each: two at a time, and questions without one beside them."""
+    go_on, at_work = threading.Event(), threading.Semaphore(0)
+
+    def think(*_: object) -> pb.Decision:
+        at_work.release()
+        go_on.wait(60)
+        return pb.Decision(num_steps=3)
+
+    sidecar = start()
+    monkeypatch.setattr("specgov.controller.decide._ask_policy", think)
+    question = pb.DecideRequest(**{**_QUESTION, "policy": "static:3"})
+    try:
+        asked = [sidecar.controller.Decide.future(question, timeout=60) for _ in range(2)]
+        assert all(at_work.acquire(timeout=60) for _ in asked)
+        with pytest.raises(grpc.RpcError) as raised:
+            sidecar.controller.Decide(question, timeout=60)
+        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert sidecar.controller.Decide(pb.DecideRequest(**_QUESTION), timeout=60) == _ask()
+    finally:
+        go_on.set()
+    assert [answer.result(60).num_steps for answer in asked] == [3, 3]
+    assert sidecar.controller.Decide(question, timeout=60).num_steps == 3  # there is room again
+    with pytest.raises(grpc.RpcError):  # and a question that is wrong takes none with it
+        sidecar.controller.Decide(pb.DecideRequest(policy="static:3"), timeout=60)
+    assert sidecar.controller.Decide(question, timeout=60).num_steps == 3
