@@ -8,6 +8,8 @@ from typing import Any
 ALARMS = frozenset({"impossible_report", "step_time", "zero_acceptance", "reports_stopped", "clock_stepped"})
 MERGED_WITHIN_S = 5.0
 """What happens again so soon is one event."""
+CANARY_MERGED_WITHIN_S = 300.0
+"""A canary's blocks come and go by chance; together they are one."""
 MOST_EVENTS = 2000
 
 CAUSES = {
@@ -29,7 +31,7 @@ CAUSES = {
 class Event:
     """Something from ``start_s`` to ``end_s`` (wall clock) over ``steps`` steps; 0 where none counts.
 
-    ``kind`` is one of alarm, guard, fallback, own rule, lost, stream, change.
+    ``kind`` is one of alarm, guard, fallback, own rule, lost, canary, stream, change.
     """
 
     kind: str
@@ -67,6 +69,8 @@ class EventLog:
             self._add("own rule", "steps by the engine's own rule, for want of a fresh decision", at_s, 1)
         if followed is None:
             return
+        if followed.get("by_candidate"):
+            self._add("canary", f"steps by the canary's candidate, {followed['policy']}", at_s, 1)
         cause = followed.get("guard_cause")
         if cause is not None:
             kind = "alarm" if cause in ALARMS else "guard"
@@ -92,7 +96,8 @@ class EventLog:
 
     def _add(self, kind: str, text: str, at_s: float, steps: int) -> None:
         event = self._open.get((kind, text))
-        if event is not None and steps and at_s - event.end_s <= MERGED_WITHIN_S:
+        within_s = CANARY_MERGED_WITHIN_S if kind == "canary" else MERGED_WITHIN_S
+        if event is not None and steps and at_s - event.end_s <= within_s:
             event.end_s = max(at_s, event.end_s)
             event.steps += steps
             return

@@ -141,6 +141,17 @@ def test_what_the_guard_did_is_told_once_for_each_time(logs: ModuleType) -> None
     ]
 
 
+def test_a_canarys_blocks_are_one_event_and_no_change_of_policy(logs: ModuleType) -> None:
+    own, candidate = logs.decision(1, 0), logs.decision(2, 3, policy="thompson", by_candidate=True)
+    rows = [
+        logs.decision_row(0.5, own),
+        logs.step_row(2, 0, [1], candidate, followed=1),
+        *(logs.step_row(at, 3, [1, 0, 0, 0], candidate, followed=2) for at in (3, 4, 200)),
+    ]
+    told = [(e.kind, e.text, e.start_s, e.end_s, e.steps) for e in only(logs, *rows).events[1:]]
+    assert told == [("canary", "steps by the canary's candidate, thompson", 3.0, 200.0, 3)]
+
+
 def test_acceptance_counts_only_the_positions_that_were_drafted(logs: ModuleType) -> None:
     """At num_steps 3: 4 requests, of which 3, 2, 1 passed positions 1, 2, 3. At 0 nothing is drafted."""
     steps = only(logs, logs.step_row(1, 3, [1, 1, 1, 1], None), logs.step_row(2, 0, [4], None))
