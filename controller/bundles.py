@@ -20,6 +20,7 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from specgov.controller.engine import Engine
 
 MAX_KEPT = 64
+LEFT_OVER_S = 3600.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _STORED = re.compile(rf"ppo:(?:bundle=)?({_NAME.pattern})@([1-9][0-9]{{0,8}})")
 _REFERENCE = re.compile(rf"({_NAME.pattern})@([1-9][0-9]{{0,8}})")
@@ -189,6 +191,7 @@ def push(source: Path, store: Path, name: str | None = None) -> StoredBundle:
         )
     parent = store / name
     parent.mkdir(parents=True, exist_ok=True)
+    _clear_left_over(parent)
     staging = Path(tempfile.mkdtemp(prefix=".push-", dir=parent))
     try:
         staging.chmod(0o755)
@@ -283,6 +286,14 @@ def watched_folder(config: ServeConfig) -> str | None:
     if rule.name != "ppo" or reference in bundle_names() or (reference and _REFERENCE.fullmatch(reference)):
         return None
     return str(reference)
+
+
+def _clear_left_over(parent: Path) -> None:
+    """Remove what a push that was killed left, long ago so that none under way is meant."""
+    for path in parent.glob(".push-*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < time.time() - LEFT_OVER_S:
+                shutil.rmtree(path)
 
 
 def _stamp(folder: Path) -> object:

@@ -117,6 +117,18 @@ def test_a_push_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert list((tmp_path / "store" / "mine").iterdir()) == []
 
 
+def test_what_a_killed_push_left_is_cleared_later(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    push(write_bundle(tmp_path / "a", 3), store)
+    old, under_way = store / "mine" / ".push-old", store / "mine" / ".push-now"
+    for folder in (old, under_way):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    push(tmp_path / "a", store)
+    assert (old.exists(), under_way.exists()) == (False, True)
+    assert [bundle.version for bundle in stored_bundles(store)] == [1, 2]
+
+
 def test_a_damaged_bundle_is_listed_with_its_problem(tmp_path: Path) -> None:
     store = tmp_path / "store"
     push(write_bundle(tmp_path / "a", 3), store)
