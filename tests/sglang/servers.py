@@ -117,7 +117,7 @@ def write_table(folder: Path) -> Path:
 def running(models: Path, folder: Path, *flags: str, **variables: str) -> Iterator[Server]:
     """A server that answers; its processes end with the block."""
     with started(models, folder, *flags, **variables) as server:
-        wait_until(lambda: _answers(server), START_TIMEOUT_S, lambda: f"not started:\n{server.log[-4000:]}")
+        wait_until_it_answers(server)
         yield server
 
 
@@ -177,6 +177,10 @@ def wait_until(holds: Callable[[], Any], timeout_s: float = WAIT_S, what: Callab
     while not holds():
         assert time.monotonic() < deadline, what() or "what must happen did not"
         time.sleep(0.05)
+
+
+def wait_until_it_answers(server: Server) -> None:
+    wait_until(lambda: _answers(server), START_TIMEOUT_S, lambda: f"not started:\n{server.log[-4000:]}")
 
 
 def _answers(server: Server) -> bool:

@@ -13,12 +13,10 @@ import pytest
 from servers import (
     ENVIRONMENT,
     FLAGS,
-    START_TIMEOUT_S,
     Server,
-    _answers,
     end,
     free_port,
-    wait_until,
+    wait_until_it_answers,
     write_table,
 )
 
@@ -47,7 +45,7 @@ def test_a_launched_server_is_profiled(models: Path, socket: Path, tmp_path: Pat
         )
     server = Server(f"http://127.0.0.1:{port}", process, tmp_path)
     try:
-        wait_until(lambda: _answers(server), START_TIMEOUT_S, lambda: f"not started:\n{server.log[-4000:]}")
+        wait_until_it_answers(server)
         assert f"added: --speculative-adaptive; SPECGOV_TARGET={target}" in server.log
         assert "the fallback rule decides until the sidecar answers" in server.log
         # It has become the server: the same process.
