@@ -106,11 +106,17 @@ class GovernedPolicy:
         return tuple(self._graphs or ())
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Make the fallback rule; SGLang calls this once, before the first step."""
+        """Make the fallback rule; SGLang calls this once, before the first step.
+
+        Without a fallback SGLang's rule decides for good.
+        """
         self._engines_rule.set_cuda_graph_bs(cuda_graph_bs)
-        self._graphs = sorted(cuda_graph_bs) if cuda_graph_bs else None
-        if self._governs:
-            self._fallback = self._make_fallback(self.graph_batch_sizes)
+        try:
+            self._graphs = sorted(cuda_graph_bs) if cuda_graph_bs else None
+            if self._governs:
+                self._fallback = self._make_fallback(self.graph_batch_sizes)
+        except Exception as error:  # noqa: BLE001 whatever it is, the scheduler must start
+            self._guard.failed("fallback", error)
 
     def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
         """Every batch size for a tier that may be applied at each; else as SGLang's rule says."""

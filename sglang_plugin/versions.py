@@ -45,6 +45,7 @@ WEIGHT_UPDATES = frozenset(
         "UpdateWeightsFromDistributedReqInput",
         "UpdateWeightsFromTensorReqInput",
         "UpdateWeightsFromIPCReqInput",
+        "EndWeightUpdateReqInput",
     }
 )
 """Class names of the requests that pause, resume and change the engine; they come with the broadcast."""

@@ -21,7 +21,7 @@ EXITS = int(os.environ.get("SPECGOV_TEST_EXITS", "4"))
 """How often each way of ending is tried; `SPECGOV_TEST_EXITS=20` for a release."""
 AT_ONCE = 4
 """Servers at once: starting one takes most of the time, and two cores."""
-GONE_S = 30
+GONE_S = 60
 """SGLang looks once in 5 s whether it was asked to end, and ends in a second or two on an idle machine."""
 
 LAUNCHER, GROUP = "launcher", "group"

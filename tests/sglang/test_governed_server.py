@@ -284,13 +284,16 @@ def test_a_sidecar_in_shadow_leaves_the_server_to_sglangs_own_rule(server: Serve
         use_until(server, lambda: server.launches()[-1]["kind"] == "TABLE")
 
 
-def test_pauses_and_weight_updates_are_told(server: Server, target: str) -> None:
+def test_pauses_and_weight_updates_are_told(server: Server, target: str, models: Path) -> None:
     with fake_sidecar(target, at_tier(1)) as recorder:
         use_until(server, lambda: recorder.reports)
         server.post("/pause_generation", mode="in_place")
         server.post("/continue_generation")
         wait_until(lambda: len(recorder.events) >= 2)
         assert recorder.events == [pb.EngineEvent.KIND_PAUSED, pb.EngineEvent.KIND_RESUMED]
+        server.post("/update_weights_from_disk", model_path=str(models / "target"))
+        wait_until(lambda: len(recorder.events) >= 3)
+        assert recorder.events[2:] == [pb.EngineEvent.KIND_WEIGHTS_UPDATED]
         server.check(ACCEPTED, 20)
 
 

@@ -148,6 +148,19 @@ def test_an_exception_leaves_the_step_to_sglangs_rule(make: Any, orders: Orders)
     assert policy.finished == Launch(5, 0, Kind.ENGINES_RULE)
 
 
+def test_a_fallback_that_cannot_be_made_leaves_the_tiers_to_sglangs_rule(orders: Orders, rule: Any) -> None:
+    guard = Guard(3)
+
+    def make_fallback(graph_batch_sizes: Sequence[int]) -> Policy:
+        raise RuntimeError("made to fail")
+
+    policy = GovernedPolicy(rule, (0, 1, 3), make_fallback, orders, guard, initial_steps=3)
+    policy.set_cuda_graph_bs([1, 2])
+    assert rule.graphs == [1, 2]
+    assert policy.get_steps_for_batch(1) == 5
+    assert guard.errors == {"fallback": 1}
+
+
 def test_results_answer_to_launches_in_order(make: Any, orders: Orders) -> None:
     policy = make()
     for number, steps in enumerate((1, 3, 0), start=1):
