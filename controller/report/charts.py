@@ -45,7 +45,7 @@ TIER_COLORS = ("#b9bcc2", "#a6d4f2", _SKY, "#2b8cc9", _BLUE, "#74c69d", _GREEN, 
 """By depth: grey for none, then from light to strong."""
 
 
-def over_time(steps: Steps, bins: Bins, zone: tzinfo = UTC) -> Figure:
+def over_time(steps: Steps, model: Model | None, bins: Bins, zone: tzinfo = UTC) -> Figure:
     """Tiers, batch size and waiting requests, output rate; shaded where the policy did not decide."""
     median, low, high = bins.quantiles(steps.batch_size, 0.5, 0.1, 0.9)
     (waiting,) = bins.quantiles(steps.waiting_requests, 0.5)
@@ -59,7 +59,11 @@ def over_time(steps: Steps, bins: Bins, zone: tzinfo = UTC) -> Figure:
     spans = _spans(steps)
     panels = [
         Panel(
-            "share of decode time by num_steps", _stack(steps, bins), (0.0, 1.0), height_px=150, spans=spans
+            "share of decode time by num_steps",
+            _stack(steps, model, bins),
+            (0.0, 1.0),
+            height_px=150,
+            spans=spans,
         ),
         Panel("batch size", batch, height_px=120, spans=spans),
         Panel(
@@ -187,8 +191,8 @@ def _timed(panels: Sequence[Panel], bins: Bins, zone: tzinfo) -> Figure:
     return Figure("", "", panels, x_ticks=ticks, x_labels=labels, x_range=(first, last))
 
 
-def _stack(steps: Steps, bins: Bins) -> list[Series]:
-    shares = tier_shares(steps, bins)
+def _stack(steps: Steps, model: Model | None, bins: Bins) -> list[Series]:
+    shares = tier_shares(steps, model, bins)
     base = np.zeros(len(bins))
     series = []
     for index, tier in enumerate(steps.tiers):

@@ -66,6 +66,17 @@ def model_of(steps: Steps, step_time: StepTime | None, profile_name: str = "") -
     return Model(tokens, ms, f"profile {profile_name}, and the acceptance seen around each step")
 
 
+def spent_ms(steps: Steps, model: Model | None) -> Floats:
+    """The steps' times, (S,): measured where valid, else as the model expects them at the tier that ran.
+
+    At large batches hardly a step has a valid time, since requests join at each: without the model's those
+    batches would count too little. NaN where neither is known.
+    """
+    if model is None:
+        return steps.ms
+    return np.where(steps.timed, steps.ms, model.ms[np.arange(len(steps)), steps.tier_index])
+
+
 def conditional_acceptance(steps: Steps) -> tuple[Floats, NDArray[np.int64]]:
     """P(draft accepted | those before it were) by position, and how many drafts that rests on, (P,) each."""
     at_risk, accepted = _counts(steps)

@@ -66,7 +66,7 @@ def _section(section: Section, number: int, zone: tzinfo) -> str:
         f'<section id="engine-{number}"><h2>{escape(steps.name)}</h2>',
         f"<p>{escape(_describe(steps))}</p>",
         cards(_cards(totals(steps, model), steps)),
-        _plot("Tiers, batch and output rate", charts.over_time(steps, bins, zone), _SHADED),
+        _plot("Tiers, batch and output rate", charts.over_time(steps, model, bins, zone), _SHADED),
         _events(steps, zone),
         _what_ifs(section),
         *_regret(section, bins, zone),
@@ -194,7 +194,7 @@ def _what_ifs(section: Section) -> str:
         ['<span class="name">what ran</span>', _bar(found.modelled, largest), ""],
         *(_rule_row(rule, found, largest) for rule in found.rules),
     ]
-    measured = f"Measured while decoding: {found.measured:,.0f} tokens/s. "
+    measured = f"Measured while decoding: {_decode_rate(section):,.0f} tokens/s. "
     reasons = {rule.why_not for rule in found.rules if rule.why_not and rule.name != BEST_EACH_STEP}
     if all(rule.evidence is None for rule in found.rules) and len(reasons) == 1:
         why = escape(reasons.pop())
@@ -202,11 +202,15 @@ def _what_ifs(section: Section) -> str:
     else:
         after = note(_EVIDENCE)
         heads += ["from what happened, tokens/s", "gain", "how well known"]
-        rows[0] += [f"{found.measured:,.0f}", "", "measured"]
+        rows[0] += [f"{_decode_rate(section):,.0f}", "", "measured"]
         for row, rule in zip(rows[1:], found.rules, strict=True):
             row += _evidence_cells(rule)
     body = table(heads, rows, text_columns=(5,), first_is="ran")
     return f"<h3>What other rules would have given</h3>{note(measured + source + ' ' + _HELD)}{body}{after}"
+
+
+def _decode_rate(section: Section) -> float:
+    return totals(section.steps, section.model).decode_rate
 
 
 _HELD = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specgov.controller.report.model import Model
+from specgov.controller.report.model import Model, spent_ms
 from specgov.controller.report.steps import Steps
 
 Floats = NDArray[np.float64]
@@ -22,7 +22,7 @@ STEPS_A_BIN = 20
 class Totals:
     """An engine's log in numbers; rates in tokens per second, NaN where not known.
 
-    ``decode_rate`` is over the time of the timed steps, ``wall_rate`` over the clock. ``regret`` is the
+    ``decode_rate`` is over the steps' times (``spent_ms``), ``wall_rate`` over the clock. ``regret`` is the
     estimated share of output lost against the model's best tier at each step. ``error_median`` and
     ``error_p95`` are of the relative error of the expected step time at the tier that ran.
     """
@@ -43,8 +43,9 @@ class Totals:
 def totals(steps: Steps, model: Model | None) -> Totals:
     """The totals of an engine's steps."""
     duration_s = float(steps.time_s[-1] - steps.time_s[0])
-    timed = steps.timed
-    decode_ms, decoded = float(steps.ms[timed].sum()), int(steps.tokens[timed].sum())
+    spent = spent_ms(steps, model)
+    known = np.isfinite(spent)
+    decode_ms, decoded = float(spent[known].sum()), int(steps.tokens[known].sum())
     live = int(steps.survived[:, 0].sum())
     errors = np.abs(time_ratio(steps, model) - 1)
     errors = errors[np.isfinite(errors)]
@@ -77,7 +78,8 @@ def rate_time(steps: Steps, model: Model | None) -> tuple[Floats, Floats]:
         return np.full(len(steps), np.nan), np.full(len(steps), np.nan)
     ran = model.rate[np.arange(len(steps)), steps.tier_index]
     best = np.where(np.isfinite(ran), model.best, np.nan)
-    return ran * steps.ms / 1000.0, best * steps.ms / 1000.0
+    spent = spent_ms(steps, model)
+    return ran * spent / 1000.0, best * spent / 1000.0
 
 
 class Bins:
@@ -122,10 +124,11 @@ class Bins:
         )
 
 
-def tier_shares(steps: Steps, bins: Bins) -> Floats:
+def tier_shares(steps: Steps, model: Model | None, bins: Bins) -> Floats:
     """Share of the steps' time at each tier, (bins, T); NaN where a bin has no steps."""
-    typical = float(np.nanmedian(steps.ms)) if steps.timed.any() else 1.0
-    weight = np.where(steps.timed, steps.ms, typical)
+    spent = spent_ms(steps, model)
+    typical = float(np.nanmedian(spent)) if np.isfinite(spent).any() else 1.0
+    weight = np.where(np.isfinite(spent), spent, typical)
     by_tier = np.stack([bins.sums(weight * (steps.tier_index == i)) for i in range(len(steps.tiers))], axis=1)
     with np.errstate(invalid="ignore"):
         return np.asarray(by_tier / by_tier.sum(axis=1, keepdims=True))

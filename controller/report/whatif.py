@@ -24,7 +24,7 @@ from specgov.controller.report.estimators import (
     strata_of,
     weights,
 )
-from specgov.controller.report.model import Model
+from specgov.controller.report.model import Model, spent_ms
 from specgov.controller.report.steps import Steps
 
 Ints = NDArray[np.int64]
@@ -74,9 +74,8 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfs:
-    """All rules beside what ran: ``measured`` while decoding, and by the model; in tokens per second."""
+    """All rules beside what ran by the model, in tokens per second."""
 
-    measured: float
     modelled: float | None
     rules: tuple[WhatIf, ...]
 
@@ -84,25 +83,22 @@ class WhatIfs:
 def what_ifs(steps: Steps, model: Model | None, rng: np.random.Generator) -> WhatIfs:
     """Static tiers, the best threshold and batch schedule in hindsight, and the model's best at each step."""
     outcomes = Outcomes(steps.num_steps, steps.propensity, steps.tokens.astype(float), steps.ms)
-    timed = steps.timed
-    spent_ms = float(steps.ms[timed].sum())
-    measured = 1000.0 * float(steps.tokens[timed].sum()) / spent_ms if spent_ms else float("nan")
     targets = _statics(steps)
     modelled = None
-    if model is not None and timed.any():
+    if model is not None:
         hindsight = _Hindsight(steps, model)
         modelled = hindsight.rate(steps.tier_index)
         targets += hindsight.threshold() + hindsight.schedule()
     rules = []
     for name, note, index in targets:
-        value = None if model is None or not timed.any() else hindsight.rate(index)
+        value = None if model is None else hindsight.rate(index)
         evidence, why_not = _evidence(steps, outcomes, model, index, rng)
         rules.append(WhatIf(name, note, value, evidence, why_not))
-    if model is not None and timed.any():
+    if model is not None:
         best = hindsight.best_rate()
         why = "the model's best tier is the model's: what happened cannot say it"
         rules.append(WhatIf(BEST_EACH_STEP, "by the model, with hindsight", best, None, why))
-    return WhatIfs(measured, modelled, tuple(rules))
+    return WhatIfs(modelled, tuple(rules))
 
 
 BEST_EACH_STEP = "best tier at each step"
@@ -125,9 +121,10 @@ class _Hindsight:
 
     def __init__(self, steps: Steps, model: Model) -> None:
         self._steps, self._rate = steps, model.rate
+        spent = spent_ms(steps, model)
         ran = np.arange(len(steps)), steps.tier_index
-        self._at = np.flatnonzero(steps.timed & np.isfinite(model.rate[ran]))
-        self._ms = steps.ms[self._at]
+        self._at = np.flatnonzero(np.isfinite(spent) & np.isfinite(model.rate[ran]))
+        self._ms = spent[self._at]
         self.sizes, of_size = np.unique(steps.batch_size, return_inverse=True)
         self._of_size = of_size
         self._gained = np.zeros((len(self.sizes), len(steps.tiers)))

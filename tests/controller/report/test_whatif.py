@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specgov.controller.report.model import Model
+from specgov.controller.report.model import Model, spent_ms
 from specgov.controller.report.steps import Steps
+from specgov.controller.report.summary import totals
 from specgov.controller.report.whatif import BEST_EACH_STEP, WhatIf, WhatIfs, what_ifs
 
 TIERS = (0, 3)
@@ -67,7 +68,6 @@ def test_the_model_by_hand() -> None:
     steps = make_steps(np.array([4, 32]), np.array([0, 0]), np.ones(2))
     steps.ms[:] = 5.0
     found = what_ifs(steps, model_of(steps), np.random.default_rng(0))
-    assert found.measured == pytest.approx(36 / 0.010)
     assert found.modelled == pytest.approx(3600)
     assert rule(found, "static:0").modelled == pytest.approx(3600)
     assert rule(found, "static:3").modelled == pytest.approx((1333.333 + 4266.667) / 2)
@@ -94,7 +94,8 @@ def test_where_chance_decided_the_truth_is_in_the_interval_though_the_model_is_w
             assert estimate.rate.value == pytest.approx(truth, rel=0.01)
             assert estimate.rate.high - estimate.rate.low < 0.02 * truth
         assert evidence.share == 1.0
-        assert evidence.best.gain.value == pytest.approx(truth / found.measured - 1, abs=0.01)
+        measured = 1000 * steps.tokens.sum() / steps.ms.sum()
+        assert evidence.best.gain.value == pytest.approx(truth / measured - 1, abs=0.01)
         # The model's own answer is half too large, and stays called an estimate by the model.
         assert rule(found, name).modelled == pytest.approx(1.5 * truth, rel=0.01)
 
@@ -132,7 +133,13 @@ def test_too_few_steps_say_so() -> None:
     assert "only 500 steps" in rule(found, "static:3").why_not
 
 
-def test_steps_without_a_time_are_left_out() -> None:
+def test_steps_without_a_valid_time_take_what_the_model_expects() -> None:
+    """4 and 32 tokens in 5 ms each, and 64 tokens in a step that has no time: 15 ms by the model."""
     steps = make_steps(np.array([4, 32, 32]), np.array([0, 0, 3]), np.ones(3))
     steps.ms[:] = [5.0, 5.0, np.nan]
-    assert what_ifs(steps, model_of(steps), np.random.default_rng(0)).measured == pytest.approx(3600)
+    assert spent_ms(steps, model_of(steps)).tolist() == [5.0, 5.0, 15.0]
+    assert totals(steps, model_of(steps)).decode_rate == pytest.approx(100 / 0.025)
+    assert totals(steps, None).decode_rate == pytest.approx(36 / 0.010)
+    # By the model tier 0 makes 800 and 6400 tokens/s: (5 * 800 + 20 * 6400) / 25 in these times.
+    found = what_ifs(steps, model_of(steps), np.random.default_rng(0))
+    assert rule(found, "static:0").modelled == pytest.approx((5 * 800 + 20 * 6400) / 25)
