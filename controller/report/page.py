@@ -214,8 +214,8 @@ def _decode_rate(section: Section) -> float:
 
 
 _HELD = (
-    "The load is held by the clock: so much time at each batch size as there was. A faster server would have "
-    "had smaller batches."
+    "The load is held by the clock: so much time at each batch size as there was. Prefill and idle time are "
+    "outside, and a faster server would have had smaller batches."
 )
 _EVIDENCE = (
     "From what happened: the steps at which chance chose the rule's tier, weighted by the inverse of its "
