@@ -16,7 +16,8 @@ def check(file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FIL
     For example: specgov config check specgov.toml
 
     The keys are the options of specgov serve with _ for -, as in policy = "greedy" and max_streams = 8; but
-    log.level, log.format and decision_log.path. A key that is unknown is answered with those that there are.
+    log.level, log.format, decision_log.path, tls.certificate, tls.key and tls.client_ca. A key that is unknown
+    is answered with those that there are.
 
     Exit codes: 0 the sidecar would start with it, 1 it would not.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from specgov.client import RelayClient, Report, StreamClient
+from specgov.client import RelayClient, Report, StreamClient, stream
 from specgov.proto.v1 import specgov_pb2 as pb
 
 MakeClient = Callable[..., StreamClient]
@@ -144,6 +144,26 @@ def test_a_stopped_sidecar_is_missed_within_the_ttl_and_found_again(
     assert engine.client.current(engine.step_id + 1) is None
     sidecar.resume()
     eventually(engine.step_and_wait)
+
+
+def test_a_sidecar_that_stands_still_is_given_up_while_the_engine_is_idle(
+    sidecar: SidecarProcess,
+    make_client: MakeClient,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one whose machine is gone: the connection stays and nobody answers its pings."""
+    pings = {"grpc.keepalive_time_ms", "grpc.http2.ping_timeout_ms", "grpc.keepalive_timeout_ms"}
+    options = tuple((name, 300 if name in pings else value) for name, value in stream._CHANNEL_OPTIONS)
+    assert pings <= {name for name, _ in stream._CHANNEL_OPTIONS}
+    monkeypatch.setattr(stream, "_CHANNEL_OPTIONS", options)
+    engine = Engine(make_client())
+    eventually(engine.step_and_wait)
+    sidecar.stop()
+    eventually(lambda: not engine.client.stats().connected)
+    sidecar.resume()
+    eventually(engine.step_and_wait)
+    assert engine.client.stats().reconnects >= 1
 
 
 def test_fifty_engines_that_reconnect_at_once_are_all_served(
