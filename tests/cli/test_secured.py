@@ -165,3 +165,22 @@ def test_many_engines_that_say_all_they_may_of_themselves_can_still_be_listed(
         assert len(json.loads(ran.out)) == 400
     finally:
         sidecar.stop()
+
+
+def test_config_check_reads_the_files_that_the_sidecar_would_read(
+    run: Any, pki: Any, tmp_path: Path, token_file: str
+) -> None:
+    certificate, key = pki.issue("server", "localhost")
+    file = tmp_path / "specgov.toml"
+    file.write_text(
+        f'listen = "localhost:0"\nadmin_token_file = "{token_file}"\n'
+        f'[tls]\ncertificate = "{certificate}"\nkey = "{key}"\nclient_ca = "{pki.ca}"\n'
+    )
+    assert run("config", "check", str(file)).code == 0
+    Path(token_file).write_text("short\n")
+    ran = run("config", "check", str(file))
+    assert (ran.code, "line 1: a token has 16" in ran.err) == (1, True), ran.err
+    Path(token_file).write_text(f"{TOKEN}\n")
+    Path(pki.ca).unlink()
+    ran = run("config", "check", str(file))
+    assert (ran.code, "ca.pem cannot be read" in ran.err) == (1, True), ran.err
