@@ -91,7 +91,9 @@ class Bundles:
 
         """
         with self._lock:
-            known = self._loaded.get(reference)
+            known = self._loaded.pop(reference, None)
+            if known is not None:
+                self._loaded[reference] = known  # the last to be let go
         return known or self.reload(reference)
 
     def reload(self, reference: str) -> Bundle:
@@ -107,6 +109,7 @@ class Bundles:
         else:
             bundle = load_bundle(reference)
         with self._lock:
+            self._loaded.pop(reference, None)
             self._loaded[reference] = bundle
             while len(self._loaded) > MAX_KEPT:
                 del self._loaded[next(iter(self._loaded))]

@@ -15,6 +15,7 @@ from specgov.controller.engine_state import (
     batch_of,
     expect,
     identity,
+    nature,
     policy_snapshot,
     restore_policy,
 )
@@ -117,7 +118,9 @@ class Engine:
         """
         before = (self.info, self.spec)
         self.info, self.spec = info, spec
-        if (_nature(info), spec) != (_nature(before[0]), before[1]):
+        if nature(info, spec) == nature(*before):
+            self.seat.same_engine(info, spec)
+        else:
             try:
                 self.seat.begin(info, spec, self.seat.text)
                 self.guard = self._new_guard()
@@ -387,8 +390,3 @@ class Engine:
 
 def _round_trip_ms(report: pb.StepReport) -> float | None:
     return report.round_trip_us / 1000.0 if report.HasField("round_trip_us") else None
-
-
-def _nature(info: pb.EngineInfo) -> tuple[str, str, str, int, str]:
-    """What an engine's estimates are about."""
-    return info.model, info.draft, info.gpu, info.tensor_parallel_size, info.profile

@@ -22,14 +22,24 @@ class UnfitStateError(ValueError):
 
 def identity(info: pb.EngineInfo, spec: EngineSpec, configured_profile: str) -> dict[str, Any]:
     """What an engine's estimates are about: they are of no use where any of it differs."""
+    about = nature(info, spec) | {"profile": profile_hash_for(info, configured_profile)}
+    return {"engine_id": info.engine_id, **about}
+
+
+def nature(info: pb.EngineInfo, spec: EngineSpec) -> dict[str, Any]:
+    """What makes an engine the same as before, under its id: all that estimates are about.
+
+    The KV cache's capacity is not among it: engines measure it at each boot, and no estimate depends on it.
+    """
+    of_spec = {field.name: _plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
+    del of_spec["kv_capacity_tokens"]
     return {
-        "engine_id": info.engine_id,
         "model": info.model,
         "draft": info.draft,
         "gpu": info.gpu,
         "tensor_parallel_size": info.tensor_parallel_size,
-        "profile": profile_hash_for(info, configured_profile),
-        **{field.name: _plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)},
+        "profile": info.profile,
+        **of_spec,
     }
 
 

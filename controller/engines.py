@@ -84,6 +84,11 @@ class Engines:
         """How many engines have a fallback in place of a policy that failed."""
         return sum(bool(engine.policy_failure) for engine in tuple(self._by_id.values()))
 
+    @property
+    def rolled_back(self) -> int:
+        """How many engines had a new policy that was rolled back by itself, and none since."""
+        return sum(bool(engine.seat.rolled_back) for engine in tuple(self._by_id.values()))
+
     def get(self, engine_id: str) -> Engine | None:
         """The engine of that id."""
         with self._lock:

@@ -89,6 +89,11 @@ class Metrics:
             "Engines whose policy failed and was set aside",
             registry=self.registry,
         )
+        self._engines_rolled_back = Gauge(
+            "specgov_engines_rolled_back",
+            "Engines whose last new policy the sidecar rolled back by itself",
+            registry=self.registry,
+        )
         self._log_rows_dropped = _CounterElsewhere(
             "specgov_decision_log_rows_dropped",
             "Decision log rows lost, because the disk failed or was slow",
@@ -109,12 +114,14 @@ class Metrics:
         self,
         connected_engines: Callable[[], int],
         engines_on_fallback: Callable[[], int],
+        engines_rolled_back: Callable[[], int],
         log_rows_dropped: Callable[[], int],
         state_saves_failed: Callable[[], int],
     ) -> None:
         """Where the values that are read on demand come from."""
         self._connected_engines.set_function(connected_engines)
         self._engines_on_fallback.set_function(engines_on_fallback)
+        self._engines_rolled_back.set_function(engines_rolled_back)
         self._log_rows_dropped.read = log_rows_dropped
         self._state_saves_failed.read = state_saves_failed
 

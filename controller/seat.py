@@ -98,6 +98,10 @@ class Seat:
         self.canary: Canary | None = None
         self._seat(Held(text, policy))
 
+    def same_engine(self, info: pb.EngineInfo, spec: EngineSpec) -> None:
+        """The engine came back as it was, but for what no policy depends on."""
+        self._info, self._spec = info, spec
+
     def begin_anew(self) -> None:
         """As if the engine had just come: a try to restore its policy failed."""
         self._rng = self._new_rng()

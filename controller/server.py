@@ -73,6 +73,7 @@ class Sidecar:
         self.metrics.watch(
             connected_engines=lambda: self.engines.connected,
             engines_on_fallback=lambda: self.engines.on_fallback,
+            engines_rolled_back=lambda: self.engines.rolled_back,
             log_rows_dropped=lambda: self.decision_log.rows_dropped if self.decision_log else 0,
             state_saves_failed=lambda: self.keeper.saves_failed if self.keeper else 0,
         )

@@ -113,8 +113,10 @@ class StateKeeper:
         while self._unfit:
             engine_id, problem = self._unfit.popitem()
             self._set_aside(self._path(engine_id), problem)
-        written = False
-        for engine in self._engines():
+        written, engines = False, self._engines()
+        known = {engine.info.engine_id for engine in engines}
+        self._marks = {engine_id: mark for engine_id, mark in self._marks.items() if engine_id in known}
+        for engine in engines:
             mark, document = self._take(engine)
             engine_id = engine.info.engine_id
             if document is None or mark == self._marks.get(engine_id):

@@ -202,6 +202,9 @@ def test_a_bundle_that_fails_on_trial_is_rolled_back(
     assert (state.policy_text, state.policy_failure) == ("ppo:mine@1", "")
     assert state.rolled_back == "ppo:mine@2: BrokenError: of the network"
     assert (state.previous_policy_text, state.trial_steps_left) == ("", 0)
+    assert one.engines.rolled_back == 1
+    one.engine.set_policy("greedy")
+    assert one.engines.rolled_back == 0
 
 
 def test_after_its_trial_a_bundle_that_fails_is_set_aside_like_any_rule(

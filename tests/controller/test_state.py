@@ -150,6 +150,20 @@ def test_the_boot_goes_on_or_begins_anew(sidecar: Make, make_report: Make) -> No
     assert new_boot.last_record.step.generations.tolist() == [102, 102, 103, 102]  # 101 on: other requests
 
 
+def test_a_boot_that_finds_more_memory_keeps_all(sidecar: Make, make_report: Make) -> None:
+    """Engines measure the KV cache's room at each boot; no estimate depends on it."""
+    first = sidecar()
+    engine = first.connect(kv_capacity_tokens=100_000)
+    play(engine, [make_report(1)])
+    rule = engine.policy
+    assert first.connect(kv_capacity_tokens=100_007, boot_id="boot-2").policy is rule
+    engine.change_policy("static:3")
+    engine.change_policy("greedy")
+    play(engine, [make_report(2)])
+    first.stop()
+    assert sidecar().connect(kv_capacity_tokens=99_000, boot_id="boot-3").restored_reports == 2
+
+
 def test_what_an_operator_set_by_hand_stays(sidecar: Make) -> None:
     first = sidecar()
     engine = first.connect()
@@ -388,6 +402,7 @@ def test_engines_that_come_and_go_do_not_fill_the_disk(
             os.utime(path, ns=(at, at))
         assert engine.session is not None
         one.engines.disconnect(engine, engine.session)
+    assert len(one.keeper._marks) == 3
     names = sorted(path.name[:4] for path in (tmp_path / "states").glob("*.state"))
     assert names == ["___3", "___4", "___5"]
 
