@@ -15,7 +15,7 @@ from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Estimates:
     """Expected output tokens of the whole batch in one step, and the step's time, by tier.
 
