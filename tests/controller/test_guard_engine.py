@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specgov.controller.cli.engines import _guard_facts
 from specgov.controller.config import ServeConfig
@@ -234,3 +237,56 @@ def _play(name: str, rule: str, config: GuardConfig) -> tuple[Any, Guard]:
     guard = Guard(config, "e", context)
     policy = Guarded(make_policy(rule, context), guard)
     return play_against(guard.baseline, policy, server, scenario.duration_s), guard
+
+
+# Whatever comes.
+
+events = st.lists(
+    st.fixed_dictionaries(
+        {
+            "num_steps": st.sampled_from([0, 1, 3, 5]),
+            "wanted": st.sampled_from([0, 1, 3, 5]),
+            "accepted": st.lists(st.integers(0, 5), max_size=4),
+            "step_time_us": st.integers(0, 2**32 - 1),
+            "step_time_valid": st.booleans(),
+            "decision_id": st.integers(0, 3),
+            "reports_dropped": st.integers(0, 100),
+            "gap": st.integers(0, 100),
+            "elapsed_s": st.floats(-10, 100),
+            "warm_up": st.booleans(),
+        }
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(events)
+def test_whatever_is_reported_a_decision_is_one_that_the_engine_can_follow(
+    make_info: Make, make_report: Make, events: list[dict[str, Any]]
+) -> None:
+    """Impossible reports, clocks that jump, any step time: a tier that there is, finite numbers, no error."""
+    bench = Bench(make_info, make_report, allowance_tokens=20.0, zero_acceptance_requests=8, most_switches=2)
+    for event in events:
+        accepted = event.pop("accepted")
+        bench.now_s += event.pop("elapsed_s")
+        bench.step_id += event.pop("gap")
+        bench.engine.set_policy(f"static:{event.pop('wanted')}")
+        changes = {
+            "slots_u16le": b"",
+            "slot_generations_u8": b"",
+            "accepted_drafts": bytes(accepted),
+            **event,
+        }
+        try:
+            decision = bench.report(**changes)
+        except RejectedMessage:
+            decision = bench.engine.decide()
+        assert decision is not None
+        told = [decision.num_steps, *(part.num_steps for part in decision.neighbours)]
+        assert set(told) <= {0, 1, 3, 5}
+        assert decision.batch_size_min <= decision.batch_size_max
+        guard = bench.engine.state().guard
+        assert guard.budget_tokens <= guard.allowance_tokens
+        assert math.isfinite(guard.budget_tokens + guard.estimated_gain_tokens)
+        assert not bench.engine.policy_failure
