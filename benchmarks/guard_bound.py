@@ -9,8 +9,7 @@ the allowance beyond the share of the baseline's output. Here the same is counte
 
 Rules: good ones, which the guard should not touch; bandits that explore blindly; a fixed tier; and two that
 are here to do harm. ``worst`` takes the tier that truly is the worst at every step. ``liar`` takes the
-largest tier and claims that all its drafts will be accepted: estimates that are the policy's own cannot show
-that, but the measured output rate does.
+largest tier and claims that all its drafts will be accepted: what its steps are measured to bring shows that.
 """
 
 from __future__ import annotations
@@ -200,14 +199,16 @@ def markdown(rows: list[Row], facts: dict[str, Any], config: GuardConfig) -> str
     kept = [one for one in rows if one.guard]
     over = [one for one in kept if one.worst_stretch_tokens > config.allowance_tokens]
     names = ", ".join(f"`{one.rule}` in `{one.scenario}` ({one.worst_stretch_tokens:.0f})" for one in over)
-    within = sum(one.least_budget_tokens >= 0 for one in kept)
+    overdrawn = [-one.least_budget_tokens for one in kept if one.least_budget_tokens < 0]
+    most = max(overdrawn, default=0.0)
+    share = f"{100 * config.loss_share:g} %"
     lines += [
         "",
         "Gains over the baseline: median over the scenarios (lowest to highest). Worst stretch: tokens truly",
-        f"lost beyond {100 * config.loss_share:g} % of the baseline's output, over the worst stretch of any",
-        f"scenario; the bound on what is estimated is the allowance, {config.allowance_tokens:g}. By its own",
-        f"estimates the guard kept it in {within} of {len(kept)} runs. The true loss went beyond it in",
-        f"{len(over)}{f': {names}' if over else ''}.",
+        f"lost beyond {share} of the baseline's output, over the worst stretch of any scenario; the bound",
+        f"is the allowance, {config.allowance_tokens:g}. By its own figures the guard overdrew it",
+        f"in {len(overdrawn)} of {len(kept)} runs, by at most {most:.0f} tokens. The true",
+        f"loss went beyond the bound in {len(over)}{f': {names}' if over else ''}.",
         "",
         machine.describe(facts),
         "",
