@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from specgov.controller.bundles import Bundles
 from specgov.controller.config import ServeConfig
 from specgov.controller.decision import DecisionBuilder, add_estimates
 from specgov.controller.profiles import profile_from_wire
@@ -45,11 +46,11 @@ WARM_UP_LIVE_REQUESTS = 512
 """as many requests of a step are observed at most."""
 
 
-def decide(request: pb.DecideRequest, config: ServeConfig) -> pb.Decision:
+def decide(request: pb.DecideRequest, config: ServeConfig, bundles: Bundles | None = None) -> pb.Decision:
     """The answer to ``request``.
 
     A named policy is a fresh one that has observed ``WARM_UP_STEPS`` steps of this batch at the tiers that it
-    chose, drawn from this acceptance with the configured seed.
+    chose, drawn from this acceptance with the configured seed. ``bundles`` are the sidecar's.
 
     Raises:
         RejectedMessage: the question is incomplete or cannot be.
@@ -64,7 +65,9 @@ def decide(request: pb.DecideRequest, config: ServeConfig) -> pb.Decision:
     expected_tokens = batch.batch_size * expected_accept_length(acceptance)[list(tiers)]
     expected_ms = profile.step_time.step_ms(batch.batch_size, np.array(tiers), batch.sum_seq_len_tokens)
     if request.policy:
-        decision = _ask_policy(request.policy, config, profile, tiers, batch, acceptance)
+        decision = _ask_policy(
+            request.policy, config, bundles or Bundles(config), profile, tiers, batch, acceptance
+        )
     else:
         decision = pb.Decision(
             num_steps=rate_optimal_tier(tiers, expected_tokens, expected_ms),
@@ -144,6 +147,7 @@ def _from_accept_length(seen: pb.AcceptLengthAt) -> float:
 def _ask_policy(
     text: str,
     config: ServeConfig,
+    bundles: Bundles,
     profile: Profile,
     tiers: tuple[int, ...],
     batch: BatchView,
@@ -153,8 +157,8 @@ def _ask_policy(
     now_s = 0.0
     rng = np.random.default_rng(config.seed)
     check_policy_text(text)
-    context = PolicyContext(engine, rng, lambda: now_s, profile.step_time)
-    policy = make_policy(text, context, files=text == config.policy)
+    context = PolicyContext(engine, rng, lambda: now_s, profile.step_time, bundles.load)
+    policy = make_policy(text, context, files=text == config.policy or bundles.is_stored(text))
     live = min(batch.batch_size, WARM_UP_LIVE_REQUESTS)
     slots = np.arange(live, dtype=np.uint16)
     steps = min(WARM_UP_STEPS, max(16, WARM_UP_DRAFTS // (live * max(1, tiers[-1]))))

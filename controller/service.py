@@ -90,7 +90,7 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
                 f"{MAX_TRIALS} questions to a policy are being answered, which is the limit: ask again",
             )
         try:
-            return decide(request, self._config)
+            return decide(request, self._config, self._engines.bundles)
         except (RejectedMessage, PolicyError) as error:
             if isinstance(error, RejectedMessage):
                 self._telemetry.rejected(error.cause)

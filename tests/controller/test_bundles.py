@@ -409,6 +409,12 @@ def test_operators_list_use_and_roll_back(start: Make, tmp_path: Path) -> None:
         grpc.StatusCode.FAILED_PRECONDITION,
         "engine-1: there is no policy to go back to",
     )
+    question = pb.DecideRequest(
+        batch_size=4,
+        accept_length_at=pb.AcceptLengthAt(accept_length=2, num_steps=3),
+        policy="ppo:mine@2",
+    )
+    assert running.controller.Decide(question, timeout=60).num_steps == 5
     chosen = running.admin.SetPolicy(
         pb.SetPolicyRequest(engine_id="engine-1", policy="ppo:mine@1"), timeout=60
     )
