@@ -19,6 +19,7 @@ from specgov.env.recording import RecordingError
 SCHEMA = "specgov.decision_log"
 SCHEMA_VERSIONS = (1, 2)
 PARQUET_MAGIC = b"PAR1"
+HEADER_START = b'{"kind":"log"'
 BATCH_ROWS = 4096
 _PART_SUFFIXES = (".jsonl", ".parquet")
 
@@ -132,8 +133,9 @@ def _json_rows(file: IO[bytes], path: str) -> Iterator[tuple[str, LoggedRow]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            if not line.endswith(b"\n") and number > 1:
-                return
+            is_header = HEADER_START.startswith(line[: len(HEADER_START)])
+            if not line.endswith(b"\n") and (number > 1 or is_header):
+                return  # a crash or a full disk cut it
             raise RecordingError(f"{where}: not a line of JSON ({error})") from error
         if not isinstance(row, dict):
             raise RecordingError(f"{where}: expected a JSON object")

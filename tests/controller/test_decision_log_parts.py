@@ -22,6 +22,7 @@ from specgov.controller.decision_log.rows import decision_row, engine_row, step_
 from specgov.controller.engine import StepRecord
 from specgov.controller.validation import check_report
 from specgov.env.logged_rows import log_files, read_rows
+from specgov.env.recording import RecordingError
 from specgov.policies.types import EngineSpec
 from specgov.proto.v1 import specgov_pb2 as pb
 
@@ -212,12 +213,22 @@ def test_a_missing_package_is_named(
         DecisionLog(path if "://" in path else tmp_path / path, DecisionLogConfig())
 
 
+@pytest.mark.parametrize("length", [1, 7, 40])
+def test_a_header_that_was_cut_is_an_empty_file_and_other_text_is_none(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"kind":"log","schema":"specgov.decision_log","schema_version":2}'[:length])
+    assert list(read_rows([path])) == []
+    path.write_bytes(b'{"mind":"log","schema":"specgov.decision_log","schema_version":2}'[: length + 2])
+    with pytest.raises(RecordingError, match="line 1: not a line of JSON"):
+        list(read_rows([path]))
+
+
 WRITE_FOR_EVER = """
 import itertools, sys
 from specgov.controller.config import DecisionLogConfig
 from specgov.controller.decision_log import DecisionLog
 from specgov.proto.v1 import specgov_pb2 as pb
-log = DecisionLog(sys.argv[1], DecisionLogConfig(part_rows=10, max_mb=1000))
+log = DecisionLog(sys.argv[1], DecisionLogConfig(part_rows=10, max_mb=float(sys.argv[2]), keep_files=1000))
 for number in itertools.count(1):
     log.decided("e", pb.Decision(decision_id=number), pb.MODE_ACTIVE)
     log.flush()
@@ -226,18 +237,29 @@ for number in itertools.count(1):
 """
 
 
-@pytest.mark.parametrize("name", ["log.parquet", "log.jsonl"])
-def test_a_kill_loses_at_most_the_open_row_group(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "max_mb"), [("log.parquet", "1000"), ("log.jsonl", "1000"), ("rotating.jsonl", "0.002")]
+)
+def test_a_kill_loses_at_most_the_open_row_group(tmp_path: Path, name: str, max_mb: str) -> None:
     path = tmp_path / name
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITE_FOR_EVER, str(path)], stdout=subprocess.PIPE
-    ) as writer:
+    command = [sys.executable, "-c", WRITE_FOR_EVER, str(path), max_mb]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         told = [int(writer.stdout.readline()) for _ in range(20)][-1]
         writer.send_signal(signal.SIGKILL)
         # What it still told before the signal reached it counts too.
         told = max([told, *(int(line) for line in writer.stdout if line.endswith(b"\n"))])
-    ids = [row["decision"]["decision_id"] for _, row in read_rows([path]) if row["kind"] == "decision"]
+    files = [path] if name == "log.parquet" else list(tmp_path.iterdir())
+    assert (len(files) > 10) == (name == "rotating.jsonl")
+    ids = sorted(row["decision"]["decision_id"] for _, row in read_rows(files) if row["kind"] == "decision")
     assert ids == list(range(1, len(ids) + 1))
     # The part after the last that was told of may have been closed, and the one after it was open.
     assert told <= len(ids) <= told + (10 if name == "log.parquet" else 20)
+    # And a sidecar that comes after goes on.
+    log = DecisionLog(path, DecisionLogConfig(keep_files=1000, part_rows=1))
+    log.decided("e", pb.Decision(decision_id=len(ids) + 1), pb.MODE_ACTIVE)
+    log.flush(final=True)
+    files = [path] if name == "log.parquet" else list(tmp_path.iterdir())
+    again = {row["decision"]["decision_id"] for _, row in read_rows(files) if row["kind"] == "decision"}
+    assert again == {*ids, len(ids) + 1}
+    assert log.rows_dropped == 0
