@@ -16,7 +16,7 @@ from specgov.client.errors import ClientError
 from specgov.client.tls import is_unix, open_channel
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
-from specgov.sglang_plugin import engine_probe, report, versions
+from specgov.sglang_plugin import engine_probe, report, v059, versions
 from specgov.sglang_plugin.checks import start_problems, why_idle
 from specgov.sglang_plugin.engine_probe import Arguments
 from specgov.sglang_plugin.errors import PluginError
@@ -53,6 +53,11 @@ def diagnose(arguments: Sequence[str], environment: Mapping[str, str]) -> list[C
             )
         )
         return [*checks, _sidecar(settings)]
+    if version == v059.RELEASE:
+        from specgov.sglang_plugin.v059 import probe
+
+        checks += probe.diagnose(arguments, settings or DEFAULT_SETTINGS, environment)
+        return [*checks, *_simulated(environment), _sidecar(settings)]
     checks += [_version(version_text, version), engine_probe.registration(environment)]
     if version >= versions.OLDEST:
         with engine_probe.quiet():

@@ -149,20 +149,20 @@ def _hook(known: KnownFunction) -> Check:
     name, target_name = "hook" if known.use == "wrap" else "policy", short_name(known.name)
     try:
         target = pkgutil.resolve_name(known.name)
-        parameters = _parameters(target)
+        has = parameters(target)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         return Check.failed(
             name, f"{known.name} is not there: {in_short(error)} ({known.role})", _HOOK_REMEDY
         )
-    if not satisfies(parameters, known):
+    if not satisfies(has, known):
         needs = ", ".join(known.needs)
         return Check.failed(
-            name, f"{target_name}({parameters}) is not what the plugin needs: ({needs})", _HOOK_REMEDY
+            name, f"{target_name}({has}) is not what the plugin needs: ({needs})", _HOOK_REMEDY
         )
-    return Check.fine(name, f"{target_name}({parameters})")
+    return Check.fine(name, f"{target_name}({has})")
 
 
-def _parameters(target: Any) -> str:
+def parameters(target: Any) -> str:
     """A function's parameters as ``compatibility.toml`` writes them; of a property, its getter's."""
     if isinstance(target, functools.cached_property):
         target = target.func

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from specgov.sglang_plugin import report, versions
+from specgov.sglang_plugin import report, v059, versions
 from specgov.sglang_plugin.doctor import SIDECAR, diagnose, split_arguments
 from specgov.sglang_plugin.errors import PluginError
 from specgov.sglang_plugin.report import Check
@@ -28,9 +28,12 @@ def additions(arguments: Sequence[str]) -> list[str]:
     On the releases that size a buffer for the initial tier that is the largest one, unless the arguments name
     one or a configuration file may.
     """
+    version = versions.parse_version(versions.installed_version())
+    if version == v059.RELEASE:
+        return []
     added = [] if _value(arguments, _ADAPTIVE) is not None else [_ADAPTIVE]
     first, last = versions.INITIAL_MUST_BE_LARGEST
-    sized = first <= versions.parse_version(versions.installed_version()) <= last
+    sized = first <= version <= last
     if sized and _value(arguments, _NUM_STEPS) is None and _value(arguments, "--config") is None:
         try:
             largest = max(versions.engine_tiers(_value(arguments, _TABLE)))
@@ -69,7 +72,9 @@ def _become_server(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     """Replace this process, so that signals and the exit code are the server's."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "sglang.launch_server", *arguments], environment)  # noqa: S606
+    old = versions.parse_version(versions.installed_version()) == v059.RELEASE
+    module = v059.SERVER_MODULE if old else "sglang.launch_server"
+    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environment)  # noqa: S606
 
 
 def _value(arguments: Sequence[str], flag: str) -> str | None:

@@ -172,12 +172,15 @@ def engine_tiers(adaptive_config: str | None) -> tuple[int, ...]:
 
 
 def ranks_of(scheduler: Any) -> Ranks:
-    """The scheduler's place: its ``ps`` up to 0.5.20, the runtime context's layout from 0.5.21 on."""
+    """The scheduler's place: as itself says in 0.5.9, its ``ps`` up to 0.5.20, then the runtime context."""
     layout = getattr(scheduler, "ps", None)
     if layout is None:
-        from sglang.srt.runtime_context import get_parallel
-
-        layout = get_parallel()
+        try:
+            from sglang.srt.runtime_context import get_parallel
+        except ImportError:
+            layout = scheduler
+        else:
+            layout = get_parallel()
     several = int(getattr(layout, "dp_size", 1) or 1) > 1
     dp_rank = getattr(layout, "dp_rank", None)
     return Ranks(int(layout.tp_rank), int(layout.tp_size), dp_rank if several else None)
@@ -205,9 +208,13 @@ def switch_records(server_args: Any) -> list[list[Any]]:
 def kv_use_ratio(scheduler: Any) -> float | None:
     """The share of the KV cache in use, 0..1; None where it cannot be had."""
     observer = getattr(scheduler, "pool_stats_observer", None)
-    if observer is None:
+    if observer is not None:
+        ratio = observer.get_pool_stats().full_token_usage
+    elif hasattr(scheduler, "_get_token_info"):  # 0.5.9: tokens in use, their share, ...
+        ratio = scheduler._get_token_info()[1]
+    else:
         return None
-    return min(1.0, max(0.0, float(observer.get_pool_stats().full_token_usage)))
+    return min(1.0, max(0.0, float(ratio)))
 
 
 def draft_kv_stays_warm(environment: Any) -> bool:

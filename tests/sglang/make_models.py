@@ -1,9 +1,11 @@
-"""make_models.py FOLDER   Two tiny checkpoints whose greedy output is known.
+"""make_models.py FOLDER   Tiny checkpoints: a target whose greedy output is known, and two drafts for it.
 
 ``target``: token t is followed by ``next_token(t)``, a cycle over 10..245. ``draft`` (EAGLE) is always right
 after tokens 10..127 and always wrong after 128..245. So a prompt's last token sets the acceptance, and every
 token of an output can be checked. Both have a tokenizer in which a printable ASCII character is the token of
-its code, so that grammars can be tried.
+its code, so that grammars can be tried. ``draft-with-memory`` is a ``draft`` whose every output depends on the
+target's hidden states and on the KV cache of all tokens before: what it drafts after a step without drafts
+shows whether that step brought both up to date.
 """
 
 import json
@@ -102,6 +104,11 @@ def main(folder):
     del draft["layers.0.input_layernorm.weight"]
     draft |= {"embed_tokens.weight": embed, "fc.weight": project, "fc.bias": torch.zeros(HIDDEN)}
     save(folder / "draft", "LlamaForCausalLMEagle", 1, draft)
+    remembering = project.clone()
+    remembering[:, HIDDEN:] = torch.randn(HIDDEN, HIDDEN) * 0.1
+    attention = torch.randn(HIDDEN, 64) * 0.3
+    memory = {"fc.weight": remembering, "layers.0.self_attn.o_proj.weight": attention}
+    save(folder / "draft-with-memory", "LlamaForCausalLMEagle", 1, draft | memory)
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ def extend_attention_cpu(
     max_len_extend,
     sm_scale,
     logit_cap,
-    is_cross_attn,
-    sliding_window,
+    is_cross_attn=False,  # 0.5.9 has nothing from here on
+    sliding_window=0,
     encoder_lens=None,
     sinks=None,
     tree_mask=None,
@@ -96,8 +96,8 @@ def decode_attention_cpu(
     seq_lens,
     sm_scale,
     logit_cap,
-    is_cross_attn,
-    sliding_window,
+    is_cross_attn=False,  # 0.5.9 has nothing from here on
+    sliding_window=0,
     encoder_lens=None,
     sinks=None,
 ):
@@ -125,14 +125,14 @@ _lib.define(
     "decode_attention_cpu(Tensor q, Tensor(a!) kb, Tensor(b!) vb, "
     + _SC
     + "Tensor(c!) o, Tensor? k, Tensor? v, Tensor loc, Tensor(d!) logits, Tensor r2t, "
-    "Tensor rpi, Tensor sl, float scale, float cap, bool cross, int window, Tensor? enc=None, "
+    "Tensor rpi, Tensor sl, float scale, float cap, bool cross=False, int window=0, Tensor? enc=None, "
     "Tensor? sinks=None) -> ()"
 )
 _lib.define(
     "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor kb, Tensor vb, "
     + _SC
     + "Tensor r2t, Tensor rpi, Tensor sl, Tensor el, Tensor es, int maxlen, "
-    "float scale, float cap, bool cross, int window, Tensor? enc=None, Tensor? sinks=None, "
+    "float scale, float cap, bool cross=False, int window=0, Tensor? enc=None, Tensor? sinks=None, "
     "Tensor? tree_mask=None, bool is_causal=True) -> ()"
 )
 if _SC:
