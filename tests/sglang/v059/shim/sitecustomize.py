@@ -104,6 +104,12 @@ def trace(module):
     steps_trace.start(module)
 
 
+def failures(module):
+    import steps_trace
+
+    steps_trace.fail_on_request(module)
+
+
 PATCHES = {
     "sglang.srt.server_args": server_args,
     "sglang.srt.layers.attention.intel_amx_backend": attention,
@@ -111,6 +117,7 @@ PATCHES = {
     "sglang.srt.speculative.eagle_utils": tree_kernels,
     "sglang.srt.speculative.eagle_info_v2": cache_locations,
     "sglang.srt.managers.scheduler": trace,
+    "specgov.sglang_plugin.observe": failures,
 }
 
 

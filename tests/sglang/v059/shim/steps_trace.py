@@ -3,7 +3,7 @@
 ``SPECGOV_TEST_TRACE`` is a folder; ``steps.RANK.jsonl`` in it gets a line for each processed decode result:
 the tier, from how many tokens for each request the target was given; the drafts that it was given to verify;
 how many of them were accepted. With ``SPECGOV_TEST_COLD_DRAFT`` a step without drafts leaves the draft's KV
-cache as it was: a mistake, which tests must find.
+cache as it was: a mistake, which tests must find. With the file ``fail`` in the folder every report raises.
 """
 
 import contextlib
@@ -81,3 +81,14 @@ def writes_lost(pool):
         yield
     finally:
         del pool.set_kv_buffer
+
+
+def fail_on_request(module):
+    after = module.Observer.after
+
+    def failing(self, *args):
+        if FOLDER and (Path(FOLDER) / "fail").exists():
+            raise RuntimeError("made to fail")
+        return after(self, *args)
+
+    module.Observer.after = failing
