@@ -1,4 +1,4 @@
-"""Starts servers of SGLang 0.5.9 as users do, with ``specgov sglang launch``, on either of its workers."""
+"""Starts servers of SGLang 0.5.9 under Specgov, on either of its workers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ WORKERS: dict[str, dict[str, str]] = {V1: {}, V2: {"SGLANG_ENABLE_SPEC_V2": "1"}
 """What leads to each worker, beside the arguments."""
 NUM_STEPS = 3
 FIRST_REJECTED = 128  # the draft is wrong after this token and those above it
+LAUNCH = (str(Path(sys.executable).parent / "specgov"), "sglang", "launch", "--")
+SERVER = (sys.executable, "-m", "specgov.sglang_plugin.v059.server")
+"""What launch becomes, without the doctor's checks, which take a while."""
 FLAGS = """
 --skip-tokenizer-init --device cpu --dtype float32 --attention-backend intel_amx --disable-cuda-graph
 --max-running-requests 8 --context-length 1024 --skip-server-warmup
@@ -37,7 +40,14 @@ ENVIRONMENT = {
 
 @contextlib.contextmanager
 def running(
-    models: Path, folder: Path, worker: str, target: str, *flags: str, draft: str = "draft", **variables: str
+    models: Path,
+    folder: Path,
+    worker: str,
+    target: str,
+    *flags: str,
+    draft: str = "draft",
+    command: tuple[str, ...] = SERVER,
+    **variables: str,
 ) -> Iterator[Server]:
     """A server that answers; its processes end with the block."""
     port = free_port()
@@ -48,14 +58,14 @@ def running(
         "max-total-tokens": 8192,
     }
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    specgov = [str(Path(sys.executable).parent / "specgov"), "sglang", "launch", "--target", target, "--"]
     with (folder / "server.log").open("w") as output:
         process = subprocess.Popen(
-            [*specgov, *FLAGS.split(), *arguments, *flags],
+            [*command, *FLAGS.split(), *arguments, *flags],
             env={
                 **os.environ,
                 **ENVIRONMENT,
                 **WORKERS[worker],
+                "SPECGOV_TARGET": target,
                 "SPECGOV_TEST_TRACE": str(folder),
                 **variables,
             },

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from servers import ACCEPTED, REJECTED, Server, wait_until
-from servers059 import V1, V2, accepted_after, running, tier_pairs
+from servers059 import LAUNCH, V1, V2, accepted_after, running, tier_pairs
 from sidecars import at_tier, decision, fake_sidecar, reports_of, sidecar_process
 
 from specgov.proto.v1 import specgov_pb2 as pb
@@ -44,7 +44,7 @@ def server(
     # Room for eight short requests, but not for eight long ones: SGLang takes them in and then retracts some.
     room = ("--max-total-tokens", "1600", "--schedule-conservativeness", "0.1")
     folder = tmp_path_factory.mktemp("server")
-    with running(models, folder, worker, target, *room, **variables) as server:
+    with running(models, folder, worker, target, *room, command=LAUNCH, **variables) as server:
         yield server
 
 

@@ -2,8 +2,8 @@
 
 ``SPECGOV_TEST_TRACE`` is a folder; ``steps.RANK.jsonl`` in it gets a line for each processed decode result:
 the tier, from how many tokens for each request the target was given; the drafts that it was given to verify;
-how many of them were accepted. With ``SPECGOV_TEST_COLD_DRAFT`` a step without drafts leaves the draft's KV
-cache as it was: a mistake, which tests must find. With the file ``fail`` in the folder every report raises.
+how many of them were accepted. With the file ``cold`` in the folder a step without drafts leaves the draft's
+KV cache as it was: a mistake, which tests must find. With the file ``fail`` in it every report raises.
 """
 
 import contextlib
@@ -12,7 +12,6 @@ import os
 from pathlib import Path
 
 FOLDER = os.environ.get("SPECGOV_TEST_TRACE")
-COLD = os.environ.get("SPECGOV_TEST_COLD_DRAFT")
 
 
 def start(scheduler_module):
@@ -29,7 +28,8 @@ def start(scheduler_module):
             size = batch.batch_size
             assert runner.graph_runner is None or batch.forward_mode.is_target_verify()
             seen["tokens"] = batch.input_ids.view(size, -1).tolist()
-        if COLD and batch.forward_mode.is_draft_extend(include_v2=True) and len(seen["tokens"][0]) == 1:
+        extends = batch.forward_mode.is_draft_extend(include_v2=True)
+        if extends and len(seen["tokens"][0]) == 1 and (Path(FOLDER) / "cold").exists():
             with writes_lost(runner.token_to_kv_pool):
                 return forward(runner, batch, *args, **kwargs)
         return forward(runner, batch, *args, **kwargs)
