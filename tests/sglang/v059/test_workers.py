@@ -150,6 +150,7 @@ def test_the_real_sidecar_its_shadow_and_its_end(server: Server, target: str) ->
         return {step["num_steps"] for step in server.steps()[-10:]}
 
     with sidecar_process(Path(target.removeprefix("unix://")), "--policy", "static:0") as sidecar:
+        use_until(server, sidecar.is_connected)
         use_until(server, lambda: newest_tiers() == {0})
         assert sidecar.engine().reports_rejected == 0
         sidecar.set_mode(pb.MODE_SHADOW)
