@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, final
 
 from specgov.sglang_plugin import versions
+from specgov.sglang_plugin.checks import why_idle
 from specgov.sglang_plugin.errors import PluginError
 from specgov.sglang_plugin.hooks import Hooks
 from specgov.sglang_plugin.observe import Before
@@ -93,7 +94,7 @@ class Governor:
     ) -> type[Any]:
         """SGLang names the class of the live worker: the only place where hooks on one make sense."""
         worker_class: type[Any] = original(algorithm, server_args)
-        if checks.why_idle(versions.server_facts(server_args)) is None:
+        if why_idle(versions.server_facts(server_args)) is None:
             self.bind(worker_class)
             num_steps = int(server_args.speculative_num_steps)
             self.runtime.make_policy(ServersRule(num_steps), num_steps)
