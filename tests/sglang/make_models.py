@@ -3,9 +3,9 @@
 ``target``: token t is followed by ``next_token(t)``, a cycle over 10..245. ``draft`` (EAGLE) is always right
 after tokens 10..127 and always wrong after 128..245. So a prompt's last token sets the acceptance, and every
 token of an output can be checked. Both have a tokenizer in which a printable ASCII character is the token of
-its code, so that grammars can be tried. ``draft-with-memory`` is a ``draft`` whose every output depends on the
-target's hidden states and on the KV cache of all tokens before: what it drafts after a step without drafts
-shows whether that step brought both up to date.
+its code, so that grammars can be tried. ``draft-with-memory`` is a ``draft`` whose every output depends on
+the target's hidden states and on the KV cache of all tokens before: what it drafts after a step without
+drafts shows whether that step brought both up to date.
 """
 
 import json
