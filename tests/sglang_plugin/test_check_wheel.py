@@ -169,6 +169,12 @@ def test_a_release_without_tier_zero_fails(tmp_path: Path) -> None:
     assert failure.startswith("release: 0.5.13 cannot turn speculation off")
 
 
+def test_the_release_with_a_launcher_of_its_own_is_the_doctors_affair(tmp_path: Path) -> None:
+    (check,) = check_wheel(write_wheel(tmp_path, "0.5.9", sources("0.5.14")))
+    assert check.outcome == "not checked"
+    assert check.found.startswith("0.5.9 has no plugins: specgov sglang doctor checks the hooks")
+
+
 def test_files_that_are_no_wheel_of_sglang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(PluginError, match=r"a wheel of vllm, not of SGLang"):
         check_wheel(write_wheel(tmp_path, "0.9.0", {}, package="vllm"))
