@@ -37,6 +37,8 @@ from specgov.client import Report, StreamClient
 from specgov.proto.v1 import specgov_pb2 as pb
 
 BATCH_SIZE = 64
+ACCEPTED = bytes(slot % 4 for slot in range(BATCH_SIZE))
+"""Of three drafts: where none were ever accepted, the guard would ask no policy."""
 STEP_MS = (20.0, 5.0, 3.0, 10.0)
 CALLERS = ("idle", "busy", "python")
 ENGINES = (1, 2, 4, 8, 12, 16, 20, 24, 32)
@@ -173,7 +175,7 @@ def other_threads_cpu_s() -> float:
 def measure_caller(target: str, caller: str, step_ms: float, seconds: float, warm_up_s: float) -> CallerCell:
     """One engine makes a step every ``step_ms``: report the last, read the decision for the next, rest."""
     info = pb.EngineInfo(engine_id=f"{caller}-{step_ms:g}", boot_id=str(time.time_ns()), tiers=[0, 1, 3])
-    accepted, generations = bytes(BATCH_SIZE), bytes(BATCH_SIZE)
+    accepted, generations = ACCEPTED, bytes(BATCH_SIZE)
     slots = np.arange(BATCH_SIZE, dtype="<u2").tobytes()
     client = StreamClient(target, info)
     client.start()
