@@ -75,7 +75,7 @@ class GuardConfig(LatencyTargets):
         description="requests verified in a row without one accepted draft that raise an alarm",
     )
     step_time_factor: float = Field(
-        default=10.0, gt=1, le=1e6, description="factor between like steps' times that counts as a jump"
+        default=20.0, gt=1, le=1e6, description="factor between like steps' times that counts as a jump"
     )
     clear_steps: int = Field(
         default=64, ge=1, le=1_000_000, description="sound reports in a row that end an alarm"
