@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ import servers  # noqa: E402 of the tests
 import sidecars  # noqa: E402
 
 OFF, ON, CHANGING = "off", "on", "changing tiers"
-POLICIES = {ON: "static:3", CHANGING: "cycle:2"}
 TIERS = {OFF: [3], ON: [3], CHANGING: [0, 1, 3]}
 BATCH_SIZE = 8
 TOKENS = 300
@@ -58,11 +57,12 @@ def measure(kind: str, ranks: int, models: Path, folder: Path, rounds: int) -> d
         variables["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[r % len(cores)]) for r in range(ranks))
     with ExitStack() as stack:
         if kind != OFF:
+            variables["SPECGOV_TARGET"] = f"unix://{folder}/s"
+        if kind == ON:
             log = ("--decision-log", str(folder / "decisions.jsonl"))
-            sidecar = stack.enter_context(
-                sidecars.sidecar_process(folder / "s", "--policy", POLICIES[kind], *log)
-            )
-            variables["SPECGOV_TARGET"] = sidecar.target
+            stack.enter_context(sidecars.sidecar_process(folder / "s", "--policy", "static:3", *log))
+        if kind == CHANGING:
+            stack.enter_context(sidecars.fake_sidecar(variables["SPECGOV_TARGET"], changing))
         server = stack.enter_context(servers.running(models, folder, *flags, **variables))
         for _ in range(rounds):
             server.check_eight_at_once(TOKENS)
@@ -80,6 +80,12 @@ def measure(kind: str, ranks: int, models: Path, folder: Path, rounds: int) -> d
         **summary(steps),
         **lags(folder),
     }
+
+
+def changing(messages: Any, context: Any) -> Iterator[Any]:
+    """A sidecar that asks for another tier every other step."""
+    for report in sidecars.reports_of(messages):
+        yield sidecars.decision(report, TIERS[CHANGING][report.step_id // 2 % 3])
 
 
 def summary(steps: list[dict[str, Any]]) -> dict[str, Any]:
