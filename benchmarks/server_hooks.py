@@ -82,7 +82,7 @@ def measure(kind: str, ranks: int, models: Path, folder: Path, rounds: int) -> d
     }
 
 
-def changing(messages: Any, context: Any) -> Iterator[Any]:
+def changing(messages: Any, _: Any) -> Iterator[Any]:
     """A sidecar that asks for another tier every other step."""
     for report in sidecars.reports_of(messages):
         yield sidecars.decision(report, TIERS[CHANGING][report.step_id // 2 % 3])

@@ -65,7 +65,7 @@ def test_nothing_is_left(
             assert [place for place in raised_in(server.log) if "specgov" in place] == []
         wait_until(lambda: len(recorder.endings) == len(servers))
         assert recorder.endings == ["closed"] * len(servers)
-        # A launcher that is interrupted too may kill its scheduler before it has said so; the relay ends then.
+        # An interrupted launcher may kill its scheduler before that has said so; the relay ends then.
         assert set(recorder.events) <= {pb.EngineEvent.KIND_SHUTTING_DOWN}
         assert whom == GROUP or len(recorder.events) == len(servers)
 
