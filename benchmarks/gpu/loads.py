@@ -12,7 +12,11 @@ from specgov.env.scenario_schema import ClosedTable, TraceTable
 from specgov.policies.profile import Profile
 
 FILE = Path(__file__).parent / "loads.toml"
-CONCURRENCIES = {"steady": (64, 8, 250, 1), "sweep": (1, 2, 5, 10, 30, 70, 100, 250)}
+CONCURRENCIES = {
+    "steady": (64, 8, 250, 1),
+    "sweep": (1, 2, 5, 10, 30, 70, 100, 250),
+    "steady_short": (64, 8, 250, 1),
+}
 FILL_S = 1.5
 """What a load of constant concurrency is given until its batch is full; not counted."""
 
@@ -50,7 +54,7 @@ def get_load(
     """A load by name.
 
     Args:
-        name: as in ``load_names``; any number may follow ``steady_`` and ``sweep_``.
+        name: as in ``load_names``; any number may follow ``steady_``, ``sweep_`` and ``steady_short_``.
         file: another file than the bundled one; a trace is looked for beside it.
         duration_s: stretch or squeeze the load to this time.
         at_most: cut concurrency at this.
@@ -59,7 +63,7 @@ def get_load(
         specgov.env.scenario.ScenarioError: there is no such load.
 
     """
-    match = re.fullmatch(r"(steady|sweep)_(\d+)", name)
+    match = re.fullmatch(rf"({'|'.join(CONCURRENCIES)})_(\d+)", name)
     scenario = load_scenario(f"{file}:{match[1] if match else name}")
     table = scenario.table
     arrivals = table.arrivals

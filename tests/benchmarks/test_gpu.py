@@ -40,7 +40,7 @@ def test_a_request_meets_the_text_that_it_meets_in_the_simulator(name: str) -> N
     texts, drawn = Texts(), 0
     number, left, rid = -1, 0, ""
     prompt_tokens = 0
-    for step in range(300):
+    for step in range(900):
         if left <= 0:  # one at a time: the next request has begun
             number += 1
         result = server.step(np.array([tier_at(step)]))
@@ -190,6 +190,16 @@ def test_every_load_can_be_played() -> None:
         load = get_load(name, duration_s=3.0)
         assert load.duration_s == 3.0
         assert 0 <= load.count_from_s < 3.0
+
+
+def test_a_short_load_differs_in_its_outputs_alone() -> None:
+    for name, short in (("ramp", "ramp_short"), ("steady_8", "steady_short_8"), ("useless", "useless_short")):
+        long, brief = (get_load(which).scenario.table for which in (name, short))
+        assert long.classes[0].output.median_tokens >= 3 * brief.classes[0].output.median_tokens
+        outputs = tuple(kind.model_copy(update={"output": None}) for kind in long.classes)
+        assert outputs == tuple(kind.model_copy(update={"output": None}) for kind in brief.classes)
+        same = {"classes": None, "tests": None}
+        assert long.model_copy(update=same) == brief.model_copy(update=same)
 
 
 def test_the_accept_index_is_that_of_the_accepted_chain() -> None:
