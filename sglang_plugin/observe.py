@@ -110,7 +110,12 @@ class Observer:
         self._slots.release([r.rid for r in before.live if r.finished_reason is not None])
         step_id = batch.forward_iter
         step_time_us = min(int((now_s - self._last_s) * 1e6), _MAX_STEP_TIME_US)
-        valid = step_id == self._next_contiguous and not self._after_prefill and not self._after_idle
+        valid = (
+            step_id == self._next_contiguous
+            and not self._after_prefill
+            and not self._after_idle
+            and not _prefill_was_launched(scheduler)
+        )
         followed = launch is not None and launch.num_steps == width - 1
         report = Report(
             step_id=step_id,
@@ -175,3 +180,13 @@ class Observer:
             self._kv_use = self._read_kv_use()
         self._kv_reads_due -= 1
         return self._kv_use
+
+
+def _prefill_was_launched(scheduler: Any) -> bool:
+    """Whether the overlapping loop launched a prefill before it came to process this result.
+
+    A prefill without a CUDA graph holds up the scheduler while it is launched, and the result waits for that:
+    steps before one seemed to last two to three times as long (H200, Llama 8B; docs/benchmarks-gpu.md).
+    """
+    queue = getattr(scheduler, "result_queue", None)
+    return bool(queue) and queue[-1][0].forward_mode.is_extend()

@@ -64,6 +64,7 @@ class Result:
 class Scheduler:
     waiting_queue: list[object] = field(default_factory=list)
     forward_ct: int = 0
+    result_queue: list[tuple[Batch, object]] = field(default_factory=list)
 
 
 class EnginesRule:

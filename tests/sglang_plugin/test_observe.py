@@ -116,6 +116,26 @@ def test_a_retracted_request_comes_back_as_the_same(world: World, fakes: Any) ->
     assert report.generations.tolist() == [1, 1]
 
 
+def test_a_step_before_a_prefill_has_no_time_of_its_own(world: World, fakes: Any) -> None:
+    """The overlapping loop launches an iteration before it processes the result of the one before."""
+    reqs = [fakes.Request("a")]
+
+    def round_with(launched: str | None) -> Report:
+        batch = fakes.Batch([], world.iteration + 2, launched)
+        world.scheduler.result_queue = [] if launched is None else [(batch, object())]
+        report = world.round(reqs, [0], seconds=0.03 if launched == "extend" else 0.01)
+        assert report is not None
+        return report
+
+    round_with("decode")
+    assert round_with("decode").step_time_us == pytest.approx(10_000, abs=1)
+    held_up = round_with("extend")
+    assert (held_up.step_time_valid, held_up.step_time_us, held_up.after_prefill) == (False, 0, False)
+    assert round_with(None).step_time_valid  # nothing was launched: the batch has ended
+    del world.scheduler.result_queue  # the loop without overlap has none in some releases
+    assert world.round(reqs, [0]).step_time_valid
+
+
 def test_times_only_between_decode_steps_that_follow_each_other(world: World, fakes: Any) -> None:
     reqs = [fakes.Request("a")]
 
