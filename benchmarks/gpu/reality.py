@@ -34,6 +34,7 @@ from specgov.env.scenario import Scenario  # noqa: E402
 from specgov.policies.oracle import Oracle  # noqa: E402
 from specgov.policies.profile import Profile, load_profile  # noqa: E402
 from specgov.policies.registry import make_policy  # noqa: E402
+from specgov.policies.step_time.noise import PrefillCost  # noqa: E402
 from specgov.policies.types import Policy, PolicyContext  # noqa: E402
 
 SGLANG_DEFAULT = {
@@ -119,8 +120,13 @@ def main() -> None:
     parser.add_argument("--profile", required=True)
     parser.add_argument("--tuned", type=Path)
     parser.add_argument("--trace", type=Path)
+    parser.add_argument(
+        "--prefill-ms", type=float, nargs=2, metavar=("CHUNK", "TOKEN"), help="in place of the profile's"
+    )
     options = parser.parse_args()
     profile = load_profile(options.profile)
+    if options.prefill_ms:
+        profile = dataclasses.replace(profile, prefill=PrefillCost(*options.prefill_ms))
     rows: dict[tuple[str, str], dict[str, list[Any]]] = defaultdict(lambda: {"real": [], "simulated": []})
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -149,7 +155,16 @@ def main() -> None:
         for (load, who), row in rows.items()
     ]
     options.output.write_text(
-        json.dumps({"command": "reality", "profile": profile.name, "rows": table}, indent=1) + "\n"
+        json.dumps(
+            {
+                "command": "reality",
+                "profile": profile.name,
+                "prefill": dataclasses.asdict(profile.prefill),
+                "rows": table,
+            },
+            indent=1,
+        )
+        + "\n"
     )
     for row in table:
         real, simulation = (row[f"{side}_output_tokens_per_s"] for side in ("real", "simulated"))

@@ -46,28 +46,47 @@ def collect(documents: Sequence[dict[str, Any]]) -> Runs:
     return runs
 
 
+def speed(run: dict[str, Any]) -> float:
+    """The output rate; in an open loop, where all have the same, that of a request: 1 over TPOT."""
+    if run["load"].startswith("open"):
+        return 1e3 / run["tpot_ms"]["p50"] if run["tpot_ms"] else 0.0
+    return float(run["output_tokens_per_s"])
+
+
 def rate(runs: Sequence[dict[str, Any]]) -> float:
-    """The median output rate; in an open loop, where all have the same, that of a request: 1 over TPOT."""
-    if runs[0]["load"].startswith("open"):
-        return statistics.median(1e3 / run["tpot_ms"]["p50"] if run["tpot_ms"] else 0.0 for run in runs)
-    return statistics.median(run["output_tokens_per_s"] for run in runs)
+    """The median speed."""
+    return statistics.median(map(speed, runs))
+
+
+def ratio(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> float:
+    """The median of the ratios on the same requests, which are those of a seed; nan without any."""
+    by_seed = {run["seed"]: speed(run) for run in others}
+    ratios = [speed(run) / by_seed[run["seed"]] for run in runs if by_seed.get(run["seed"])]
+    return statistics.median(ratios) if ratios else math.nan
 
 
 def best_peer(by_contestant: dict[str, list[dict[str, Any]]]) -> tuple[str, float]:
-    """The fastest that is neither Specgov nor the oracle, and its output rate; ("", nan) without any."""
+    """The fastest that is neither Specgov nor the oracle, on the seeds that all such played, and its rate.
+
+    ("", nan) without any.
+    """
     peers = {
-        name: rate(runs)
-        for name, runs in by_contestant.items()
-        if not name.startswith(OURS) and name != ORACLE
+        name: runs for name, runs in by_contestant.items() if not name.startswith(OURS) and name != ORACLE
     }
-    name = max(peers, key=lambda who: peers[who], default="")
-    return name, peers.get(name, math.nan)
+    if not peers:
+        return "", math.nan
+    seeds = set.intersection(*({run["seed"] for run in runs} for runs in peers.values()))
+    rates = {
+        name: rate([run for run in runs if run["seed"] in seeds] or runs) for name, runs in peers.items()
+    }
+    name = max(rates, key=lambda who: rates[who])
+    return name, rates[name]
 
 
 def load_table(by_contestant: dict[str, list[dict[str, Any]]]) -> str:
     """One load: a row a contestant, the fastest first."""
-    peer, peer_rate = best_peer(by_contestant)
-    oracle = rate(by_contestant[ORACLE]) if ORACLE in by_contestant else None
+    peer, _ = best_peer(by_contestant)
+    to_peer = {name: ratio(runs, by_contestant.get(peer, [])) for name, runs in by_contestant.items()}
     head = (
         "contestant",
         "output tokens/s",
@@ -81,14 +100,14 @@ def load_table(by_contestant: dict[str, list[dict[str, Any]]]) -> str:
         "errors",
     )
     rows = []
-    for name, runs in sorted(by_contestant.items(), key=lambda item: -rate(item[1])):
+    for name, runs in sorted(by_contestant.items(), key=lambda item: (-_sort(to_peer[item[0]]), item[0])):
         mark = f"**{name}**" if name == peer else name
         rows.append(
             (
                 mark,
                 _spread([run["output_tokens_per_s"] for run in runs]),
-                f"{rate(runs) / peer_rate - 1:+.1%}",
-                f"{rate(runs) / oracle:.1%}" if oracle else "",
+                _percent(to_peer[name] - 1, "+.1%"),
+                _percent(ratio(runs, by_contestant.get(ORACLE, []))),
                 _pair(runs, "tpot_ms"),
                 _pair(runs, "ttft_ms"),
                 _tiers(runs),
@@ -104,8 +123,10 @@ def tier_0_tax(by_contestant: dict[str, list[dict[str, Any]]]) -> str:
     """What being able to speculate costs where nothing is drafted; "" where it was not played."""
     if not {"static-0", "no-speculation"} <= set(by_contestant):
         return ""
-    more = rate(by_contestant["no-speculation"]) / rate(by_contestant["static-0"]) - 1
-    return f"Tier-0 tax: a server without speculation makes {more:.1%} more output tokens than static-0."
+    more = ratio(by_contestant["no-speculation"], by_contestant["static-0"]) - 1
+    if math.isnan(more):
+        return ""
+    return f"Tier-0 tax: a server without speculation makes {more:+.1%} output tokens against static-0."
 
 
 def summary(runs: Runs) -> str:
@@ -121,20 +142,22 @@ def summary(runs: Runs) -> str:
     for load, by_contestant in runs.items():
         peer, peer_rate = best_peer(by_contestant)
         ours = {
-            n: rate(r) for n, r in by_contestant.items() if n.startswith(OURS) and n != "specgov-static-3"
+            name: ratio(found, by_contestant[peer])
+            for name, found in by_contestant.items()
+            if name.startswith(OURS) and name != "specgov-static-3" and peer
         }
-        if not ours or not peer:
+        ours = {name: value for name, value in ours.items() if not math.isnan(value)}
+        if not ours:
             continue
         fastest = max(ours, key=lambda who: ours[who])
-        greedy = ours.get("specgov-greedy")
-        oracle = rate(by_contestant[ORACLE]) if ORACLE in by_contestant else None
+        greedy = by_contestant.get("specgov-greedy", [])
         rows.append(
             (
                 load,
                 f"{peer}, {peer_rate:.0f}",
-                f"{greedy / peer_rate - 1:+.1%}" if greedy else "",
-                f"{fastest} {ours[fastest] / peer_rate - 1:+.1%}",
-                f"{greedy / oracle:.1%}" if greedy and oracle else "",
+                _percent(ratio(greedy, by_contestant[peer]) - 1, "+.1%"),
+                f"{fastest} {ours[fastest] - 1:+.1%}",
+                _percent(ratio(greedy, by_contestant.get(ORACLE, []))),
             )
         )
     return _table(head, rows)
@@ -266,6 +289,14 @@ def write_page(page: Path, text: str, begin_mark: str = BEGIN, end_mark: str = E
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def _percent(share: float, form: str = ".1%") -> str:
+    return "" if math.isnan(share) else format(share, form)
+
+
+def _sort(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
 
 
 def _spread(values: Sequence[float]) -> str:
