@@ -14,7 +14,7 @@ import json
 import math
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -266,10 +266,17 @@ def markdown(documents: Sequence[dict[str, Any]]) -> str:
             f"{ranks['ranks']} tensor-parallel ranks: {ranks['steps_compared']} steps compared, "
             f"{ranks['steps_that_differ']} differ, {ranks['tier_switches']} switches of tiers."
         )
-    for what, title in (("left_out", "Not played"), ("cut", "Cut for time"), ("failed", "Failed")):
+    for what, title in (("left_out", "Not played"), ("failed", "Failed")):
         if lines := [line for document in documents for line in document.get(what, [])]:
             parts.append(f"{title}: " + "; ".join(lines) + ".")
+    if cut := Counter(_load_and_repeat(line) for document in documents for line in document.get("cut", [])):
+        parts.append("Cut for time: " + "; ".join(f"{where}: {count}" for where, count in cut.items()) + ".")
     return "\n\n".join(part for part in parts if part)
+
+
+def _load_and_repeat(line: str) -> str:
+    load, _, repeat = line.split(", ")
+    return f"{load}, {repeat}, contestants"
 
 
 def write_page(page: Path, text: str, begin_mark: str = BEGIN, end_mark: str = END) -> None:
