@@ -24,6 +24,7 @@ STREAM = 1
 SETTINGS_INITIAL_WINDOW_SIZE = 4
 DEFAULT_WINDOW = 65_535
 LARGEST_WINDOW = 2**31 - 1
+TIERS = (0, 1, 3)
 
 
 class LoadError(RuntimeError):
@@ -70,9 +71,9 @@ def example_report(batch_size: int) -> pb.StepReport:
 
 
 class RawEngine:
-    """One engine on one connection."""
+    """One engine on one connection; a boot id that is not given is one of its own."""
 
-    def __init__(self, socket_path: str, engine_id: str, batch_size: int) -> None:
+    def __init__(self, socket_path: str, engine_id: str, batch_size: int, boot_id: str | None = None) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(socket_path)
         self.sent_s: dict[int, float] = {}
@@ -90,9 +91,9 @@ class RawEngine:
         path = "/specgov.v1.SpeculationController/Control"
         info = pb.EngineInfo(
             engine_id=engine_id,
-            boot_id=str(time.time_ns()),
+            boot_id=str(time.time_ns()) if boot_id is None else boot_id,
             engine="load",
-            tiers=[0, 1, 3],
+            tiers=TIERS,
             max_running_requests=max(256, batch_size),
         )
         self.socket.sendall(
@@ -129,15 +130,17 @@ class RawEngine:
     def close(self) -> None:
         self.socket.close()
 
-    def _send_message(self, message: pb.EngineMessage) -> None:
+    def _send_message(self, message: pb.EngineMessage) -> bool:
+        """Send, where there is room; whether there was."""
         body = message.SerializeToString()
         payload = b"\0" + struct.pack(">I", len(body)) + body
         if min(self._window.values()) < len(payload):
             self.not_sent += 1
-            return
+            return False
         for stream in self._window:
             self._window[stream] -= len(payload)
         self.socket.sendall(frame(DATA, 0, STREAM, payload))
+        return True
 
     def _take_frame(self, kind: int, flags: int, stream: int, payload: bytes, now_s: float) -> None:
         if kind == DATA:
@@ -162,8 +165,11 @@ class RawEngine:
                 return
             decision = pb.Decision.FromString(self._body[5 : 5 + size])
             self._body = self._body[5 + size :]
-            if decision.known_step_id in self.sent_s:
-                self.round_trips_s[decision.known_step_id] = now_s - self.sent_s[decision.known_step_id]
+            self._take_decision(decision, now_s)
+
+    def _take_decision(self, decision: pb.Decision, now_s: float) -> None:
+        if decision.known_step_id in self.sent_s:
+            self.round_trips_s[decision.known_step_id] = now_s - self.sent_s[decision.known_step_id]
 
 
 @dataclass

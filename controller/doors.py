@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from specgov.controller import listen
 from specgov.controller.auth import ADMIN_SERVICE, TokenGate
+from specgov.controller.calls import CallGuard
 from specgov.controller.config import ServeConfig
 from specgov.controller.logs import get_logger
 from specgov.controller.service import (
@@ -69,7 +70,9 @@ class Doors:
         self._gate = (
             None if config.admin_token_file is None else TokenGate(config.admin_token_file, on_refused)
         )
-        self._interceptors = [*(() if self._gate is None else (self._gate,)), *interceptors]
+        self._calls = CallGuard(exempt=frozenset((f"/{ENGINE_SERVICE}/Control",)))
+        # The outermost first: what the others make of a handler is guarded too.
+        self._interceptors = [self._calls, *(() if self._gate is None else (self._gate,)), *interceptors]
         apart = config.admin_listen is not None
         stream_workers = config.max_streams + HANDSHAKES
         admin_workers = config.max_watchers + UNARY_WORKERS
@@ -113,6 +116,10 @@ class Doors:
         self.stop(0.0)()
         for path in self._sockets:
             path.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Cut the calls whose request does not come; to be called once a second."""
+        self._calls.check()
 
     def refresh(self) -> None:
         """Take certificates and tokens that have changed; the old ones hold where the new cannot be used."""

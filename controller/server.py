@@ -95,7 +95,7 @@ class Sidecar:
         )
         self.metrics.stuck.set_function(lambda: self.watchdog.stuck)
         self._notifier = Notifier()
-        self._ticker = Ticker((self.watchdog.check, self._say_alive, self._doors.refresh))
+        self._ticker = Ticker((self._doors.check, self.watchdog.check, self._say_alive, self._doors.refresh))
 
     @property
     def target(self) -> str:
