@@ -30,7 +30,7 @@ class Unreadable:
     problem: str
 
 
-class CallGuard(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc's types know no base class
+class CallGuard(grpc.ServerInterceptor):
     """Cuts calls whose request does not come, and refuses those whose request cannot be read.
 
     Args:
