@@ -32,6 +32,7 @@ from typing import Any
 import machine
 import numpy as np
 
+from specgov.client import RelayClient
 from specgov.sglang_plugin import versions
 from specgov.sglang_plugin.hooks import Hooks
 from specgov.sglang_plugin.runtime import Runtime
@@ -167,6 +168,8 @@ class Engine:
             if time.monotonic() > deadline:
                 raise RuntimeError("no stream to the sidecar in 30 s")
             time.sleep(0.01)
+        if link is not None and isinstance(link.client, RelayClient):
+            machine.schedule_in_real_time_too(link.client._line.relay_pid or 0)
 
     def step(self, churn: bool = False) -> float:
         """One step; returns the seconds in the hooks."""
@@ -224,6 +227,7 @@ def hooks_us(engine: Engine, churn: bool, busy: bool, step_s: float) -> list[flo
     spent: list[float] = []
 
     def loop() -> None:
+        engine.wait_until_connected()
         for _ in range(STEPS + WARM_UP_STEPS):
             spent.append(1e6 * engine.step(churn))
             pass_time(step_s, busy)

@@ -64,10 +64,13 @@ def test_nothing_is_left(
             )
             assert [place for place in raised_in(server.log) if "specgov" in place] == []
         wait_until(lambda: len(recorder.endings) == len(servers))
-        assert recorder.endings == ["closed"] * len(servers)
-        # An interrupted launcher may kill its scheduler before that has said so; the relay ends then.
         assert set(recorder.events) <= {pb.EngineEvent.KIND_SHUTTING_DOWN}
-        assert whom == GROUP or len(recorder.events) == len(servers)
+        if whom == LAUNCHER:
+            assert recorder.endings == ["closed"] * len(servers)
+            assert len(recorder.events) == len(servers)
+        # An interrupted launcher kills all its descendants, the relay too, a few tenths of a second after
+        # the signal, and these say goodbye meanwhile if they get to it. The streams ended; whether gRPC
+        # calls that of a killed relay closed or reset is by chance.
 
 
 def test_a_reset_is_taken_for_an_end(models: Path, tmp_path: Path, socket: Path) -> None:
