@@ -192,6 +192,11 @@ class Canary:
         if len(self._of_decision) > _REMEMBERED_DECISIONS:
             del self._of_decision[next(iter(self._of_decision))]
 
+    def is_candidates(self, decision_id: int) -> bool:
+        """Whether the candidate made that decision."""
+        block = self._of_decision.get(decision_id)
+        return block is not None and block.by_candidate
+
     def measure(self, step: StepObservation, followed_decision_id: int) -> None:
         """Credit a step to the block whose decision it followed, and draw the next block when it is time."""
         block = self._of_decision.get(followed_decision_id)

@@ -226,6 +226,8 @@ class Engine:
             self.seat.fail(error)
         if not step.warm_up:
             self.seat.stepped(step, report.decision_id, self.guard.trips)
+            if self.guard.candidate_falls_short and self.seat.has_canary:
+                self.seat.stop_canary("the candidate's output rate fell short of the baseline's")
         return self.last_record
 
     def decide(self) -> pb.Decision | None:
@@ -305,6 +307,7 @@ class Engine:
         held = self.seat.make_aside(text, self.lock)
         with self.lock:
             self.seat.start_canary(held, share, block_steps, spec)
+            self.guard.canary_began()
             return self.refreshed()
 
     def refreshed(self) -> pb.EngineState:
@@ -373,7 +376,12 @@ class Engine:
     def _admits(self, step: StepObservation, report: pb.StepReport) -> bool:
         """Whether the guard lets the policy learn from the step."""
         followed = report.decision_id != 0 and self.mode in (pb.MODE_ACTIVE, pb.MODE_FROZEN)
-        return self.guard.admit(step, followed=followed, reports_dropped=report.reports_dropped)
+        return self.guard.admit(
+            step,
+            followed=followed,
+            reports_dropped=report.reports_dropped,
+            by_candidate=self.seat.is_candidates(report.decision_id),
+        )
 
     def _lag_steps(self, report: pb.StepReport) -> int | None:
         """Steps from the newest result that the followed decision knew; None if that is not remembered."""

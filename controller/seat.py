@@ -212,6 +212,10 @@ class Seat:
         """Whether a canary runs."""
         return self.canary is not None and not self.canary.ended
 
+    def is_candidates(self, decision_id: int) -> bool:
+        """Whether a canary's candidate made that decision."""
+        return self.has_canary and self.canary is not None and self.canary.is_candidates(decision_id)
+
     def stepped(self, step: StepObservation, followed_decision_id: int, trips: int) -> None:
         """A step was taken in, after which the guard has tripped ``trips`` times in all."""
         if self.canary is not None and not self.canary.ended:

@@ -244,7 +244,9 @@ def _guard_facts(guard: specgov_pb2.GuardState) -> list[tuple[str, object]]:
     if guard.standing_cause:
         word = _cause_word(guard.standing_cause)
         standing = f"{word}: the policy is not asked"
-        if guard.clears_after_steps:
+        if guard.standing_cause == specgov_pb2.GUARD_CAUSE_STALE:
+            standing = "the policy decides again with the next report: the engine is idle, or hangs"
+        elif guard.clears_after_steps:
             standing += f" for {guard.clears_after_steps} steps at least"
         if not guard.learning:
             standing += ", and nothing is learnt"

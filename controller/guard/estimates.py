@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specgov.policies.rate_model import RateModel
+from specgov.policies.rate_model import RateModel, Rates
 from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, StepObservation
 
 Floats = NDArray[np.float64]
@@ -64,6 +64,7 @@ class Estimator:
     def __init__(self, context: PolicyContext) -> None:
         self._context = context
         self._own: RateModel | None = None
+        self._rates: Rates | None = None
         self._steps = 0
         self._seen: tuple[int, Floats, Floats] | None = None
         self._estimates: Estimates
@@ -93,6 +94,8 @@ class Estimator:
         count = len(self._context.engine.tiers)
         if tokens is None or ms is None or len(tokens) != count or len(ms) != count:
             tokens, ms = self._own_estimates(batch)
+        else:
+            self._rates = None
         size = max(batch.batch_size, 1)
         seen = self._seen
         if seen is None or seen[0] != size or seen[1] is not tokens or seen[2] is not ms:
@@ -100,10 +103,19 @@ class Estimator:
             self._seen = (size, tokens, ms)
         return self._estimates
 
+    def doubt(self, tier: int, baseline: int) -> float:
+        """Standard deviation of the log ratio of two tiers' rates, which are indices.
+
+        It is 0 where the estimates are the policy's own: it decides by them.
+        """
+        if self._own is None or self._rates is None:
+            return 0.0
+        return float(self._own.log_ratio_sd(self._rates)[tier, baseline])
+
     def _own_estimates(self, batch: BatchView) -> tuple[Floats, Floats]:
         if self._own is None:
             self._own = RateModel(self._context, cold_draft_margin=0.0)
-        rates = self._own.rates(batch)
+        rates = self._rates = self._own.rates(batch)
         return rates.tokens, rates.ms[rates.grid]
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from specgov.controller.decision import check_ranges
@@ -24,6 +25,7 @@ from specgov.controller.guard.alarms import Alarms
 from specgov.controller.guard.backoff import Backoff
 from specgov.controller.guard.budget import Budget
 from specgov.controller.guard.causes import GuardCause
+from specgov.controller.guard.comparison import Comparison
 from specgov.controller.guard.config import GuardConfig
 from specgov.controller.guard.estimates import Estimates, Estimator, Outlook
 from specgov.controller.guard.latency import Latency
@@ -51,6 +53,8 @@ DEFAULT_BASELINE = (32, 3)
 client falls back to."""
 
 _NONE, _FALLBACK = GuardCause.NONE, Reason.FALLBACK
+_NOT_TOLD_OF_EACH_TIME = (GuardCause.OUTPUT_RATE, GuardCause.STALE)
+"""The first is told of as it begins, as alarms are; the second is an idle engine, nothing to tell of."""
 _IMPOSSIBLE = (Cause.IMPOSSIBLE_COUNT, Cause.OUT_OF_RANGE, Cause.NOT_A_NUMBER)
 """What is merely out of order or of another engine is refused too, and says nothing of the signals."""
 
@@ -89,10 +93,14 @@ class Guard:
         self._estimator = Estimator(context)
         self._estimates: Estimates | None = None
         self._budget = Budget(config.allowance_tokens, config.loss_share, context.engine.decision_lag_steps)
-        self._output_rate = OutputRate(
-            config.rate_window_steps,
-            config.rate_margin,
-            Backoff(config.first_backoff_steps, config.largest_backoff_steps),
+        self._comparison = Comparison(context.engine.tiers)
+        self._output_rate, self._candidates_rate = (
+            OutputRate(
+                config.rate_window_steps,
+                config.rate_margin,
+                Backoff(config.first_backoff_steps, config.largest_backoff_steps),
+            )
+            for _ in range(2)
         )
         self._switching = Switching(config.most_switches, config.switch_window_steps, config.dwell_steps)
         self._latency = Latency(config.targets(engine_id))
@@ -103,13 +111,16 @@ class Guard:
 
     # -- reports ---------------------------------------------------------------------------------
 
-    def admit(self, step: StepObservation, *, followed: bool, reports_dropped: int) -> bool:
+    def admit(
+        self, step: StepObservation, *, followed: bool, reports_dropped: int, by_candidate: bool = False
+    ) -> bool:
         """Take a step in; whether the policy may learn from it.
 
         Args:
             step: the step; a warm-up step is heard of, and tells of nothing.
             followed: whether it followed a decision of the sidecar's.
             reports_dropped: reports that were lost before this one.
+            by_candidate: whether that decision was a canary's candidate's, which is judged apart.
 
         """
         if not self.config.enabled or step.warm_up:
@@ -122,7 +133,8 @@ class Guard:
             self._output_rate.backoff.step()
         if learns:
             if followed and self._estimates is not None:
-                self._account(step, accepted_drafts, self._estimates, judged)
+                rate = self._candidates_rate if by_candidate else self._output_rate
+                self._account(step, accepted_drafts, self._estimates, rate if judged else None)
             self._estimator.observe(step)
         return learns
 
@@ -148,6 +160,15 @@ class Guard:
         """Another policy gets its chance; what was lost stays lost."""
         self._output_rate.begin_anew()
 
+    def canary_began(self) -> None:
+        """A candidate gets its chance."""
+        self._candidates_rate.begin_anew()
+
+    @property
+    def candidate_falls_short(self) -> bool:
+        """Whether the canary's candidate brings less than the baseline would."""
+        return self._candidates_rate.backoff.left_steps > 0
+
     # -- decisions -------------------------------------------------------------------------------
 
     def decide(self, policy: Policy, batch: BatchView) -> Verdict:
@@ -172,7 +193,7 @@ class Guard:
             self._budget.decided(*self._loss(self._estimates, num_steps, batch.batch_size))
         if cause is not _NONE:
             self.interventions[cause] += 1
-            if not (cause.is_alarm or cause is GuardCause.OUTPUT_RATE):  # those are told of as they begin
+            if cause not in _NOT_TOLD_OF_EACH_TIME and not cause.is_alarm:
                 self._notices.say(cause)
         return Verdict(choice, cause)
 
@@ -290,39 +311,48 @@ class Guard:
     def _loss(self, estimates: Estimates, num_steps: int, batch_size: int) -> tuple[float, float]:
         """Of a step at ``num_steps`` against the baseline, both as the latency targets leave them."""
         known = estimates.losses.get((num_steps, batch_size))
-        if known is not None:
-            return known
+        if known is None:
+            tier = self._within_targets(estimates, num_steps)
+            baseline = self._within_targets(estimates, self.baseline.num_steps_for(batch_size))
+            known = estimates.loss(tier, baseline, max(batch_size, 1))
+            estimates.losses[num_steps, batch_size] = known
+        return known
+
+    def _within_targets(self, estimates: Estimates, num_steps: int) -> int:
+        """Index of the tier, or of what stands in for it where it breaks a latency target."""
         tier = self._index[num_steps]
-        baseline = self._index[self.baseline.num_steps_for(batch_size)]
         if self._latency.has_target:
             excess = self._latency.excess(estimates)
-            instead = self._latency.instead(estimates, excess)
-            tier = tier if excess[tier] <= 1.0 else instead
-            baseline = baseline if excess[baseline] <= 1.0 else instead
-        loss = estimates.loss(tier, baseline, max(batch_size, 1))
-        estimates.losses[num_steps, batch_size] = loss
-        return loss
+            if excess[tier] > 1.0:
+                return self._latency.instead(estimates, excess)
+        return tier
 
     def _account(
-        self, step: StepObservation, accepted_drafts: int, estimates: Estimates, judged: bool
+        self, step: StepObservation, accepted_drafts: int, estimates: Estimates, rate: OutputRate | None
     ) -> None:
-        """Count a step that followed a decision: what it brought, and what the baseline would have."""
-        loss_tokens, baseline_tokens = self._loss(estimates, step.num_steps, step.batch_size)
+        """Count a step that followed a decision: what it brought, and what the baseline would have.
+
+        ``rate`` is the judge of whoever decided; None where the baseline did.
+        """
         live = len(step.accepted)
         if not live:
-            self._budget.made(loss_tokens, baseline_tokens)
+            self._budget.made(*self._loss(estimates, step.num_steps, step.batch_size))
             return
         # Requests that ended before the result was processed are not reported, and made tokens all the same.
         output_tokens = (accepted_drafts + live) * step.batch_size / live
-        ratio = 1.0
-        if step.step_ms is not None:
-            ratio = step.step_ms / estimates.ms[self._index[step.num_steps]]
-            if self._latency.has_target and step.batch_size == estimates.batch_size:
+        tier = self._index[step.num_steps]
+        baseline = self._within_targets(estimates, self.baseline.num_steps_for(step.batch_size))
+        if step.step_ms is not None and step.batch_size == estimates.batch_size:
+            ratio = step.step_ms / estimates.ms[tier]
+            self._comparison.timed(tier, ratio)
+            if self._latency.has_target:
                 self._latency.observe(ratio)
-        # At the baseline's own tier nothing is lost but the estimate's error.
-        baseline_tokens = baseline_tokens * ratio if loss_tokens else output_tokens
+        baseline_tokens = self._comparison.baseline_tokens(step, output_tokens, estimates, tier, baseline)
         self._budget.made(baseline_tokens - output_tokens, baseline_tokens)
-        if step.step_ms is not None and judged and self._output_rate.measure(output_tokens, baseline_tokens):
+        if step.step_ms is None or rate is None:
+            return
+        doubt = partial(self._estimator.doubt, tier, baseline)
+        if rate.measure(output_tokens, baseline_tokens, doubt) and rate is self._output_rate:
             self._begin(GuardCause.OUTPUT_RATE)
 
     def _begin(self, cause: GuardCause) -> None:

@@ -48,7 +48,6 @@ _TEXTS = {
     GuardCause.ZERO_ACCEPTANCE: "alarm: no draft is accepted; smallest tier, nothing is learnt",
     GuardCause.REPORTS_STOPPED: "alarm: steps were not reported; the baseline decides, nothing is learnt",
     GuardCause.CLOCK_STEPPED: "alarm: the clock went back; the baseline decides, nothing is learnt",
-    GuardCause.STALE: "the newest report is old; the baseline decides",
     GuardCause.OUTPUT_RATE: "the output rate fell short of the baseline's estimate; the baseline decides",
     GuardCause.THRASHING: "the policy changes tiers too often; the tier is kept",
     GuardCause.BUDGET: "the policy's estimated losses are at their limit; the baseline decides",

@@ -1,21 +1,25 @@
-"""Fallback where the measured output rate stays below what the baseline is estimated to bring.
+"""Fallback where the output rate stays below what the baseline is estimated to bring.
 
-Over a window of timed steps: the tokens that the baseline would have brought in their measured times, less
-the tokens that they brought. It trips where that is more than ``margin`` of what the baseline would bring
-over the whole window, and more than ``DEVIATIONS`` standard deviations of chance, as the steps themselves
-scatter. This is asked ``LOOKS`` times a window: what is short already is not watched to its end. The first
-quarter window of a policy is left to it to learn in. After a trip the baseline decides for a while
-(``backoff.py``), learning goes on, and the policy gets another try.
+Over a window of timed steps: the tokens that the baseline would have brought in their place
+(``comparison.py``), less the tokens that they brought. It trips where that is more than ``margin`` of what
+the baseline would bring over the whole window, and more than ``DEVIATIONS`` standard deviations of chance, as
+the steps themselves scatter, and what is not known of the two tiers together. This is asked ``LOOKS`` times a
+window: what is short already is not watched to its end. The first quarter window of a policy is left to it,
+and to the estimates, to learn in. After a trip the baseline decides for a while (``backoff.py``), learning
+goes on, and the policy gets another try.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from specgov.controller.guard.backoff import Backoff
 
 DEVIATIONS = 5.0
 """A false alarm in millions of looks, were steps independent; they are not quite."""
+DOUBTS = 2.0
+"""Standard deviations of what the estimate may be off."""
 LOOKS = 8
 
 
@@ -35,12 +39,15 @@ class OutputRate:
         self._unjudged_steps = self._window_steps // 4
         self._restart()
 
-    def measure(self, output_tokens: float, baseline_tokens: float) -> bool:
+    def measure(
+        self, output_tokens: float, baseline_tokens: float, doubt: Callable[[], float] = lambda: 0.0
+    ) -> bool:
         """Take a policy's timed step in; True if it trips.
 
         Args:
             output_tokens: what the step brought.
             baseline_tokens: what the baseline would have brought in the step's time, by estimate.
+            doubt: standard deviation of the log of that estimate, asked for only where it matters.
 
         """
         if self._unjudged_steps:
@@ -51,7 +58,7 @@ class OutputRate:
         self._baseline_tokens += baseline_tokens
         self._short += short
         self._short_squared += short * short
-        if self._steps % self._look_steps == 0 and self._is_short():
+        if self._steps % self._look_steps == 0 and self._is_short(doubt):
             self._restart()
             self.backoff.fail()
             return True
@@ -60,10 +67,12 @@ class OutputRate:
             self.backoff.succeed()
         return False
 
-    def _is_short(self) -> bool:
-        chance = math.sqrt(max(self._short_squared - self._short**2 / self._steps, 0.0))
+    def _is_short(self, doubt: Callable[[], float]) -> bool:
         whole_window = self._baseline_tokens * self._window_steps / self._steps
-        return self._short > max(self._margin * whole_window, DEVIATIONS * chance)
+        if self._short <= self._margin * whole_window:
+            return False
+        chance = math.sqrt(max(self._short_squared - self._short**2 / self._steps, 0.0))
+        return self._short > DEVIATIONS * chance + DOUBTS * doubt() * self._baseline_tokens
 
     def _restart(self) -> None:
         self._steps = 0

@@ -1,0 +1,63 @@
+"""What the baseline would have brought in a step's place: like is compared with like.
+
+Tokens. A step at num_steps c shows what any smaller tier b would have brought to the same requests: of a
+drafts accepted in a row min(a, b) would have been. For a larger b the step's own tokens are scaled by the
+expected ratio E(b) / E(c), so that requests that fare worse than expected fare worse at both.
+
+Time. What makes single steps long (a prefill that the engine runs beside them, a stalled host) is no fault
+of their tier and would have met the baseline too. So the step's own time is not held against it. The
+baseline's step takes T(b) / T(c) times as long, as expected, times the ratio of what is typical of the two
+tiers: measured over expected step times, as a robust mean that is near their median. A tier that always
+takes longer than its policy claims shows there, a stall does not, and neither does a server on which all
+tiers are slower than a profile says, once the baseline's was seen.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from specgov.controller.guard.estimates import Estimates
+from specgov.policies.types import StepObservation
+
+_GAIN = 0.25
+_LARGEST_MOVE = 0.01
+"""How far in log time one step moves the typical ratio at most: to twice the expected time in 70 steps."""
+
+
+class Comparison:
+    """Compares steps of an engine with its tiers ``tiers``; tiers are indices among them."""
+
+    def __init__(self, tiers: tuple[int, ...]) -> None:
+        self._tiers = tiers
+        self._log_ratio = [0.0] * len(tiers)
+
+    def timed(self, tier: int, ratio: float) -> None:
+        """A step took ``ratio`` times what was expected (stochastic approximation, Huber's gradient)."""
+        move = _GAIN * (math.log(ratio) - self._log_ratio[tier])
+        self._log_ratio[tier] += min(max(move, -_LARGEST_MOVE), _LARGEST_MOVE)
+
+    def baseline_tokens(
+        self, step: StepObservation, output_tokens: float, estimates: Estimates, tier: int, baseline: int
+    ) -> float:
+        """What the baseline's tier would have brought in the time of a step of ``tier``.
+
+        Args:
+            step: it has live requests.
+            output_tokens: what it brought all its requests, reported or not.
+            estimates: for its batch.
+            tier: that ran.
+            baseline: that is compared.
+
+        """
+        if tier == baseline:
+            return output_tokens
+        would = self._tiers[baseline]
+        if would < self._tiers[tier]:
+            drafts = int(np.minimum(step.accepted, would).sum()) if would else 0
+            tokens = (drafts + len(step.accepted)) * step.batch_size / len(step.accepted)
+        else:
+            tokens = output_tokens * estimates.tokens[baseline] / estimates.tokens[tier]
+        typical = math.exp(self._log_ratio[tier] - self._log_ratio[baseline])
+        return tokens * typical * estimates.ms[tier] / estimates.ms[baseline]
