@@ -189,4 +189,4 @@ def _prefill_was_launched(scheduler: Any) -> bool:
     steps before one seemed to last two to three times as long (H200, Llama 8B; docs/benchmarks-gpu.md).
     """
     queue = getattr(scheduler, "result_queue", None)
-    return bool(queue) and queue[-1][0].forward_mode.is_extend()
+    return bool(queue and queue[-1][0].forward_mode.is_extend())

@@ -131,6 +131,10 @@ def main() -> None:
     options = parser.parse_args()
     logs = [steps_of(path) for path in options.logs]
     clean = clean_times(logs)
+    if not clean:
+        raise SystemExit(
+            f"no cell of these logs has {LEAST} clean steps: they are too short, or not of a contest"
+        )
     usual_ms = {key: statistics.median(row["step_ms"] for row in rows) for key, rows in clean.items()}
     document = {
         "command": "around_prefill",
