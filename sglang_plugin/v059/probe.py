@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from collections.abc import Mapping, Sequence
 
@@ -37,7 +38,7 @@ def diagnose(arguments: Sequence[str], settings: Settings, environment: Mapping[
                 remedy = "add --speculative-algorithm and a draft model"
                 return [*found, Check.failed("governed", idle, remedy)]
             return [*found, Check.skipped("governed", f"nothing to do: {idle}")]
-        found.append(worker(read, environment))
+        found.append(worker(read))
     problems = checks.start_problems(settings, read.facts, environment)
     found += [Check.failed("governed", problem.what, problem.remedy) for problem in problems]
     if not problems:
@@ -46,7 +47,7 @@ def diagnose(arguments: Sequence[str], settings: Settings, environment: Mapping[
     return found
 
 
-def worker(read: Arguments, environment: Mapping[str, str]) -> Check:
+def worker(read: Arguments) -> Check:
     """Which class makes the decode steps, by what, and whether hooks go there."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -56,7 +57,7 @@ def worker(read: Arguments, environment: Mapping[str, str]) -> Check:
         said = f"SGLang cannot say: {engine_probe.in_short(error)}"
         return Check.failed("worker", said, "run the doctor on the server's machine")
     live = f"{getattr(kind, '__module__', '?')}.{getattr(kind, '__qualname__', kind)}"
-    words = checks.worker_words(live, environment)
+    words = checks.worker_words(live, os.environ)  # there SGLang reads it, and for some models sets it
     if live in STEPS_WITHOUT_DRAFTS:
         return Check.fine("worker", f"{words}; the hooks go on it and on no other")
     known = " or ".join(name.rpartition(".")[2] for name in STEPS_WITHOUT_DRAFTS)

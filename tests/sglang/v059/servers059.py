@@ -22,7 +22,7 @@ LAUNCH = (str(Path(sys.executable).parent / "specgov"), "sglang", "launch", "--"
 SERVER = (sys.executable, "-m", "specgov.sglang_plugin.v059.server")
 """What launch becomes, without the doctor's checks, which take a while."""
 FLAGS = """
---skip-tokenizer-init --device cpu --dtype float32 --attention-backend intel_amx --disable-cuda-graph
+--device cpu --dtype float32 --attention-backend intel_amx --disable-cuda-graph
 --max-running-requests 8 --context-length 1024 --skip-server-warmup
 --speculative-algorithm EAGLE --speculative-eagle-topk 1
 --speculative-num-steps 3 --speculative-num-draft-tokens 4

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from servers import ACCEPTED, REJECTED, Server, wait_until
-from servers059 import LAUNCH, V1, V2, accepted_after, running, tier_pairs
+from servers059 import LAUNCH, SERVER, V1, V2, accepted_after, running, tier_pairs
 from sidecars import at_tier, decision, fake_sidecar, reports_of, sidecar_process
 
 from specgov.proto.v1 import specgov_pb2 as pb
@@ -44,7 +44,8 @@ def server(
     # Room for eight short requests, but not for eight long ones: SGLang takes them in and then retracts some.
     room = ("--max-total-tokens", "1600", "--schedule-conservativeness", "0.1")
     folder = tmp_path_factory.mktemp("server")
-    with running(models, folder, worker, target, *room, command=LAUNCH, **variables) as server:
+    command = LAUNCH if worker == V1 else SERVER
+    with running(models, folder, worker, target, *room, command=command, **variables) as server:
         yield server
 
 
@@ -76,10 +77,11 @@ def at_random(messages: Iterator[pb.EngineMessage], context: grpc.ServicerContex
         yield decision(report, rng.choice([0, 3]))
 
 
-def test_the_worker_that_is_live_is_named_and_what_was_not_run_is_said(server: Server, worker: str) -> None:
+def test_launch_names_the_live_worker_and_says_what_was_not_run(server: Server, worker: str) -> None:
     said = " ".join(server.log.split())
-    assert f"{worker}: the overlap loop is {'on' if worker == V2 else 'off'}" in said
-    assert "under Specgov was run on a CPU only" in said
+    if worker == V1:  # the other was started without launch's checks, which take a while
+        assert "EAGLEWorker: the overlap loop is off" in said
+        assert "under Specgov was run on a CPU only" in said
     assert "Specgov 0.1.0 on SGLang 0.5.9 is live: engine old, " in said
     assert "tiers 0,3, tensor-parallel ranks 1, fallback threshold:5:3" in said
 
@@ -143,6 +145,38 @@ def test_requests_that_were_retracted_come_to_the_same_end(server: Server, targe
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda i: server.check(20 + 25 * i, 300), range(8)))
     assert server.log.count("Retract") > retracted
+
+
+def test_grammars_are_kept_at_every_tier(server: Server, target: str) -> None:
+    """Texts that go along the model's cycle for a while and then elsewhere; 2 ends a sequence."""
+    before = len(server.steps())
+    with fake_sidecar(target, at_random) as recorder:
+        use_until(server, lambda: recorder.reports)
+        for text in ("bcdefghijk", "bcdexyzabc", "zzyyxxwwvvbcd"):
+            for grammar, output in (
+                ({"regex": text}, text),
+                ({"json_schema": f'{{"enum": ["{text}"]}}'}, f'"{text}"'),
+            ):
+                sampling = {"temperature": 0, "max_new_tokens": 40, **grammar}
+                answer = server.post("/generate", input_ids=[1, 2, 3, 97], sampling_params=sampling)
+                assert answer["output_ids"] == [*output.encode(), 2]
+    assert {step["num_steps"] for step in server.steps()[before:]} == {0, 3}
+
+
+def test_log_probabilities_are_the_same_at_every_tier(server: Server, target: str, worker: str) -> None:
+    if worker == V2:
+        pytest.skip("SGLang 0.5.9 returns none on EAGLEWorkerV2")
+    found = []
+    for num_steps in (0, 3):
+        with fake_sidecar(target, at_tier(num_steps)) as recorder:
+            use_until(
+                server, lambda r=recorder, n=num_steps: r.reports and server.steps()[-1]["num_steps"] == n
+            )
+            answer = server.generate(ACCEPTED, 20, return_logprob=True)
+        found.append(answer["meta_info"]["output_token_logprobs"])
+    tokens = [[token for _, token, *_ in each] for each in found]
+    assert tokens == [answer["output_ids"]] * 2
+    assert [each[0] for each in found[0]] == pytest.approx([each[0] for each in found[1]], abs=1e-4)
 
 
 def test_the_real_sidecar_its_shadow_and_its_end(server: Server, target: str, tmp_path: Path) -> None:

@@ -98,6 +98,13 @@ def cache_locations(module):
     module._is_cuda = True  # elsewhere a CPU gets no locations at all
 
 
+def grammars(module):
+    from xgrammar import apply_token_bitmask_inplace
+
+    # SGLang asks for it on a CPU, and never sets it.
+    module.XGrammarGrammar.apply_vocab_mask_cpu = staticmethod(apply_token_bitmask_inplace)
+
+
 def trace(module):
     import steps_trace
 
@@ -116,6 +123,7 @@ PATCHES = {
     "sglang.srt.speculative.draft_utils": draft_backends,
     "sglang.srt.speculative.eagle_utils": tree_kernels,
     "sglang.srt.speculative.eagle_info_v2": cache_locations,
+    "sglang.srt.constrained.xgrammar_backend": grammars,
     "sglang.srt.managers.scheduler": trace,
     "specgov.sglang_plugin.observe": failures,
 }
