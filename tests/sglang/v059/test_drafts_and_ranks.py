@@ -1,7 +1,7 @@
 """Steps without drafts leave no trace: what is drafted after them is what is drafted where there were none.
 
 The draft of these tests depends on its whole KV cache and on the target's hidden states. Two ranks share the
-work, so that they must agree on every step too, and the cache has pages of four tokens.
+work, so that they must agree on every step too.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_two_ranks_agree_and_drafts_are_what_they_would_have_been(
     target = f"unix://{socket}"
     cpus = "|".join(str(cpu % (os.cpu_count() or 1)) for cpu in range(2))
     variables = {"SGLANG_CPU_OMP_THREADS_BIND": cpus}
-    two = ("--tp-size", "2", "--page-size", "4")
+    two = ("--tp-size", "2")
     with running(models, tmp_path, worker, target, *two, draft="draft-with-memory", **variables) as server:
         known = uninterrupted(server, target)
         steps = interrupted(server, target, ROUNDS)

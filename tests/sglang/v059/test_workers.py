@@ -163,22 +163,6 @@ def test_grammars_are_kept_at_every_tier(server: Server, target: str) -> None:
     assert {step["num_steps"] for step in server.steps()[before:]} == {0, 3}
 
 
-def test_log_probabilities_are_the_same_at_every_tier(server: Server, target: str, worker: str) -> None:
-    if worker == V2:
-        pytest.skip("SGLang 0.5.9 returns none on EAGLEWorkerV2")
-    found = []
-    for num_steps in (0, 3):
-        with fake_sidecar(target, at_tier(num_steps)) as recorder:
-            use_until(
-                server, lambda r=recorder, n=num_steps: r.reports and server.steps()[-1]["num_steps"] == n
-            )
-            answer = server.generate(ACCEPTED, 20, return_logprob=True)
-        found.append(answer["meta_info"]["output_token_logprobs"])
-    tokens = [[token for _, token, *_ in each] for each in found]
-    assert tokens == [answer["output_ids"]] * 2
-    assert [each[0] for each in found[0]] == pytest.approx([each[0] for each in found[1]], abs=1e-4)
-
-
 def test_the_real_sidecar_its_shadow_and_its_end(server: Server, target: str, tmp_path: Path) -> None:
     def newest_tiers() -> set[int]:
         return {step["num_steps"] for step in server.steps()[-10:]}
