@@ -24,18 +24,6 @@ def facts(packages: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def schedule_in_real_time_too(pid: int) -> None:
-    """Schedule a process as this one where that is in real time (`chrt -r 5`); else leave it alone.
-
-    For relays, which do not keep their engine's real-time priority: on a machine that other work keeps busy
-    they would wait for that work, and what is measured of them would be the other work's.
-    """
-    policy = os.sched_getscheduler(0)
-    if policy in (os.SCHED_FIFO, os.SCHED_RR):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setscheduler(int(thread.name), policy, os.sched_getparam(0))
-
-
 def describe(machine: dict[str, Any]) -> str:
     """The facts in a sentence."""
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())

@@ -32,7 +32,6 @@ from typing import Any
 import machine
 import numpy as np
 
-from specgov.client import RelayClient
 from specgov.sglang_plugin import versions
 from specgov.sglang_plugin.hooks import Hooks
 from specgov.sglang_plugin.runtime import Runtime
@@ -168,8 +167,6 @@ class Engine:
             if time.monotonic() > deadline:
                 raise RuntimeError("no stream to the sidecar in 30 s")
             time.sleep(0.01)
-        if link is not None and isinstance(link.client, RelayClient):
-            machine.schedule_in_real_time_too(link.client._line.relay_pid or 0)
 
     def step(self, churn: bool = False) -> float:
         """One step; returns the seconds in the hooks."""

@@ -64,9 +64,6 @@ def measure(kind: str, ranks: int, models: Path, folder: Path, rounds: int) -> d
         if kind == CHANGING:
             stack.enter_context(sidecars.fake_sidecar(variables["SPECGOV_TARGET"], changing))
         server = stack.enter_context(servers.running(models, folder, *flags, **variables))
-        for pid in servers.processes_of(server.process.pid):
-            if b"relay_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                machine.schedule_in_real_time_too(pid)
         for _ in range(rounds):
             server.check_eight_at_once(TOKENS)
         load = os.getloadavg()[0]

@@ -25,7 +25,9 @@ from specgov.proto.v1 import specgov_pb2 as pb
 
 NICE = 5
 """Where cores are short the engine goes first: at niceness 5 a thread weighs a third of one at 0. Under
-SCHED_BATCH its waking interrupts nobody; else a report might hand the engine's own core to the relay."""
+SCHED_BATCH its waking interrupts nobody; else a report might hand the engine's own core to the relay. The
+relay of an engine in real time stays there too: at the engine's priority it interrupts nobody either, and
+below it would wait for every process that the engine was put before."""
 CLOSE_S = 0.4
 """For the stream to end with all that was queued; the engine's ``close`` waits a little longer."""
 _TICK_MS = 500
@@ -124,7 +126,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # they mean the engine, whose end is the relay's
     with suppress(OSError):
         os.nice(NICE)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     logging.basicConfig(level=logging.ERROR, format="specgov relay: %(message)s")
     code = 0
     try:

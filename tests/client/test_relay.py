@@ -254,6 +254,28 @@ def run_engine(target: str, engine_id: str, then: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.parametrize(
+    ("engines", "relays"),
+    [(os.SCHED_OTHER, os.SCHED_BATCH), (os.SCHED_RR, os.SCHED_RR)],
+    ids=["usual", "real"],
+)
+def test_a_relay_is_in_real_time_where_its_engine_is(sidecar: Any, engines: int, relays: int) -> None:
+    """It may not wait for processes that the engine was put before."""
+    start = f"os.sched_setscheduler(0, {engines}, os.sched_param({int(engines == os.SCHED_RR)}))"
+    check = "print(os.sched_getscheduler(client._line.relay_pid), flush=True); client.close()"
+    script = ENGINE_PROCESS.format(target=sidecar.target, engine_id="e", then=check)
+    result = subprocess.run(
+        [sys.executable, "-c", script.replace("client = ", f"{start}\nclient = ", 1)],
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
+        check=False,
+    )
+    if "PermissionError" in result.stderr:
+        pytest.skip("real-time scheduling is not allowed here")
+    assert result.stdout.split()[1:] == [str(relays)], result.stderr
+
+
 def test_twenty_engines_end_in_every_way_and_no_relay_stays(sidecar: Any, eventually: Eventually) -> None:
     endings: list[str] = []
 
