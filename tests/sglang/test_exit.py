@@ -22,8 +22,8 @@ EXITS = int(os.environ.get("SPECGOV_TEST_EXITS", "4"))
 AT_ONCE = 4
 """Servers at once: starting one takes most of the time, and two cores."""
 GONE_S = 60
-"""SGLang looks once in 5 s whether it was asked to end. Its launcher then takes itself down, two seconds of CPU
-time or so, which four at once on two busy cores need a while for, with the plugin or without it
+"""SGLang looks once in 5 s whether it was asked to end. Its launcher then takes itself down, two seconds of
+CPU time or so, which four at once on two busy cores need a while for, with the plugin or without it
 (benchmarks/server_exit.py)."""
 
 LAUNCHER, GROUP = "launcher", "group"
