@@ -13,7 +13,7 @@ one in two at once, as a crash would; one in four with a new boot.
 Wrong is a decision that the engine could not follow (tier, ranges, numbers), whose id is not the next of its
 stream, that knows less than the one before or more than was sent, that is for another batch, or is not what
 ``threshold:32:3`` gives where the guard did not step in. Lost is a report that no decision knows, itself or
-through a later one, within 10 s; reports that were under way when a connection was cut are counted apart.
+through a later one, within 30 s; reports that were under way when a connection was cut are counted apart.
 Any wrong or lost one, and any stream that the sidecar ends, makes the exit status 1.
 """
 

@@ -12,7 +12,7 @@ from engine_load import TIERS, RawEngine
 
 from specgov.proto.v1 import specgov_pb2 as pb
 
-LOST_S = 10.0
+LOST_S = 30.0
 """A report without a decision that knows it, or a later one, for so long is lost."""
 EXACT_BATCH, EXACT_NUM_STEPS = 32, 3
 EXACT_POLICY = f"threshold:{EXACT_BATCH}:{EXACT_NUM_STEPS}"

@@ -117,8 +117,12 @@ class StateKeeper:
         known = {engine.info.engine_id for engine in engines}
         self._marks = {engine_id: mark for engine_id, mark in self._marks.items() if engine_id in known}
         for engine in engines:
-            mark, document = self._take(engine)
             engine_id = engine.info.engine_id
+            try:
+                mark, document = self._take(engine)
+            except Exception as error:  # noqa: BLE001 - whatever a rule holds, the other engines are saved
+                self._fail(error, self._path(engine_id))
+                continue
             if document is None or mark == self._marks.get(engine_id):
                 continue
             if self._save_one(engine_id, document):

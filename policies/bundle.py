@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,8 +76,14 @@ class Bundle:
 
 def bundle_names() -> list[str]:
     """The bundles that come with the package."""
+    return list(_bundle_names())
+
+
+@cache
+def _bundle_names() -> tuple[str, ...]:
+    """Looked up once, as they cannot change while the package runs."""
     folder = files(_BUNDLED)
-    return sorted(entry.name for entry in folder.iterdir() if (entry / CARD_FILE).is_file())
+    return tuple(sorted(entry.name for entry in folder.iterdir() if (entry / CARD_FILE).is_file()))
 
 
 def load_bundle(name_or_path: str | Path) -> Bundle:

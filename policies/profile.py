@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
@@ -144,10 +144,14 @@ class Profile:
 
 def profile_names() -> list[str]:
     """Names of the bundled profiles."""
-    folder = files(_BUNDLED)
-    return sorted(
-        entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")
-    )
+    return list(_profile_names())
+
+
+@cache
+def _profile_names() -> tuple[str, ...]:
+    """Looked up once: names are asked for while decisions wait, and where no file can be opened any more."""
+    names = (entry.name for entry in files(_BUNDLED).iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
 
 
 def load_profile(name_or_path: str | Path) -> Profile:

@@ -17,6 +17,8 @@ from specgov.controller.decision_log.rows import SCHEMA_VERSION, KnownEngines, R
 from specgov.controller.logs import get_logger
 
 MAX_LINE_BYTES = 1 << 20
+CLOCK_SLACK_S = 60.0
+"""Clocks are set back by a little all the time, for which no file is rotated."""
 
 
 class LogFile(Protocol):
@@ -82,7 +84,7 @@ class GrowingFile:
         """
         lines = deque((line(row), row) for row in rows)
         try:
-            if self._file is not None and self._wall_clock() - self._begun_s >= self._config.rotate_s:
+            if self._file is not None and self._is_old(self._wall_clock()):
                 self._rotate()
             while lines:
                 self._write_one_file(lines)
@@ -91,6 +93,10 @@ class GrowingFile:
             raise RowsLost(len(lines), error) from error
         if final:
             self._close_file()
+
+    def _is_old(self, now_s: float) -> bool:
+        """Whether its time is over, or it began in the future, by a clock that was set back since."""
+        return not -CLOCK_SLACK_S <= now_s - self._begun_s < self._config.rotate_s
 
     def _write_one_file(self, lines: deque[tuple[bytes, Row]]) -> None:
         """Write as many of ``lines`` as fit into the file, taking them off, and rotate if some are left."""
@@ -128,7 +134,7 @@ class GrowingFile:
                     errno.EEXIST, "there is a file that is no decision log", str(self._path)
                 )
             self._begun_s = now_s if begun_s is None else begun_s
-            if version != SCHEMA_VERSION or now_s - self._begun_s >= self._config.rotate_s:
+            if version != SCHEMA_VERSION or self._is_old(now_s):
                 self._rotate()
                 self._size, self._begun_s = 0, now_s
         is_new = self._size == 0

@@ -16,4 +16,4 @@ def test_what_is_left_after_kill_9_is_whole(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["kills"] == 15
-    assert found["reports"] >= 15  # each life had saved once before it was killed
+    assert min(found[what] for what in ("reports", "log_rows", "bundles", "reloads")) > 0

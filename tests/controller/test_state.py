@@ -336,6 +336,29 @@ def test_a_full_disk_costs_saves_and_nothing_else(sidecar: Make, make_report: Ma
     assert one.keeper.saves == 2
 
 
+def test_a_rule_that_cannot_be_saved_costs_the_others_nothing(
+    sidecar: Make, make_report: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever taking a snapshot raises: it is counted and said, and the engines after it are saved."""
+    one = sidecar()
+    broken, sound = one.connect(engine_id="a"), one.connect(engine_id="b")
+    play(broken, [make_report(1)])
+    play(sound, [make_report(1)])
+
+    def fails() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(broken, "snapshot", fails)
+    with capture_logs() as logs:
+        one.keeper.save()
+    assert (one.keeper.saves, one.keeper.saves_failed) == (1, 1)
+    assert [entry["problem"] for entry in logs] == ["Too many open files"]
+    assert the_file(tmp_path / "states").name.startswith("b-")
+    monkeypatch.undo()
+    one.keeper.save()
+    assert one.keeper.saves == 2
+
+
 def test_a_write_that_fails_half_way_leaves_the_older_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

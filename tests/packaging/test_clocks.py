@@ -17,6 +17,7 @@ WALL_CLOCKS = {
 }
 MAY_READ_THE_WALL_CLOCK = {
     "controller/decision_log/writer.py": "the time of a row",
+    "controller/bundles.py": "how long ago a push was killed that left files behind, as their times say",
     "controller/engine_metrics.py": "the time of an engine's newest report",
     "controller/tracing.py": "the times of a span",
     "controller/cli/report.py": "the time zone of a page",
