@@ -172,6 +172,9 @@ def test_a_retracted_request_comes_back_to_its_slot(server: Server, target: str)
     assert len(owners) in (8, 9)
 
 
+@pytest.mark.skipif(
+    SGLANG == "0.5.16", reason="SGLang 0.5.16 has no grammar masks on a CPU: its scheduler ends"
+)
 def test_constrained_and_free_requests_side_by_side(server: Server, target: str) -> None:
     """Grammars of one text each, which goes along the model's cycle for a while and then elsewhere."""
     text = "bcdefgpqrstBCD"
