@@ -66,17 +66,16 @@ class Compatibility:
 
 @cache
 def compatibility() -> Compatibility:
-    """What is known; the kinds of requests that ``versions`` names are among the classes."""
+    """What is known; the requests that ``versions`` names are among the classes, written down there or not."""
     text = resources.files("specgov.sglang_plugin").joinpath("compatibility.toml").read_text(encoding="utf-8")
     document = tomllib.loads(text)
-    requests = sorted(PAUSES | RESUMES | WEIGHT_UPDATES)
+    classes = tuple(_class(entry) for entry in document["class"])
+    requests = {f"{REQUESTS_MODULE}.{name}" for name in PAUSES | RESUMES | WEIGHT_UPDATES}
+    in_every_release = sorted(requests - {known.name for known in classes})
     return Compatibility(
         releases=tuple(parse_version(release) for release in document["releases"]),
         functions=tuple(_function(entry) for entry in document["function"]),
-        classes=(
-            *(_class(entry) for entry in document["class"]),
-            *(KnownClass(f"{REQUESTS_MODULE}.{name}", None, None) for name in requests),
-        ),
+        classes=(*classes, *(KnownClass(name, None, None) for name in in_every_release)),
     )
 
 
