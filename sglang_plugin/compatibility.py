@@ -66,7 +66,7 @@ class Compatibility:
 
 @cache
 def compatibility() -> Compatibility:
-    """What is known; the requests that ``versions`` names are among the classes, written down there or not."""
+    """What is known; the requests that ``versions`` names are among the classes, listed there or not."""
     text = resources.files("specgov.sglang_plugin").joinpath("compatibility.toml").read_text(encoding="utf-8")
     document = tomllib.loads(text)
     classes = tuple(_class(entry) for entry in document["class"])
