@@ -28,6 +28,10 @@ class Estimates:
     ms: list[float]
     losses: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, compare=False)
 
+    def fit(self, batch_size: int) -> bool:
+        """Whether they hold for that batch size too, per request: it differs by a sixteenth at most."""
+        return 16 * abs(batch_size - self.batch_size) <= self.batch_size
+
     def loss(self, tier: int, baseline: int, batch_size: int) -> tuple[float, float]:
         """Tokens that a step at ``tier`` loses against ``baseline``, and what that would bring in its time.
 
@@ -51,21 +55,23 @@ class Outlook(NamedTuple):
 
 
 _EVERY_STEP_OF_FIRST = 512
-_THEN_ONE_IN = 4
+_THEN_ONE_IN = 16
 
 
 class Estimator:
     """Gives the estimates for a choice. It learns only once a policy came without a model of its own.
 
-    Of the first steps it takes in each, of later ones one in four: a yardstick, which need not be as keen as
-    a policy's own model, for a fraction of the time.
+    Of the first steps it takes in each, of later ones one in sixteen, and between two of them its estimates
+    stay while the batch is about the same: a yardstick, which need not be as keen as a policy's own model,
+    for a fraction of the time.
     """
 
     def __init__(self, context: PolicyContext) -> None:
         self._context = context
         self._own: RateModel | None = None
-        self._rates: Rates | None = None
         self._steps = 0
+        self._has_learnt = False
+        self._rates: Rates | None = None
         self._seen: tuple[int, Floats, Floats] | None = None
         self._estimates: Estimates
 
@@ -76,12 +82,13 @@ class Estimator:
         self._steps += 1
         if self._steps <= _EVERY_STEP_OF_FIRST or self._steps % _THEN_ONE_IN == 0:
             self._own.observe(step)
+            self._has_learnt = True
 
     def forget(self) -> None:
         """Drop what is known of acceptance; step times stay."""
         if self._own is not None:
             self._own.acceptance.forget()
-            self._steps = 0
+            self._steps, self._has_learnt = 0, True
 
     def of(self, choice: Choice, batch: BatchView) -> Estimates:
         """The estimates for the batch that the choice was made for; the same object while they are the same.
@@ -93,14 +100,12 @@ class Estimator:
         tokens, ms = choice.expected_tokens, choice.expected_ms
         count = len(self._context.engine.tiers)
         if tokens is None or ms is None or len(tokens) != count or len(ms) != count:
-            tokens, ms = self._own_estimates(batch)
-        else:
-            self._rates = None
+            return self._of_own_model(batch)
         size = max(batch.batch_size, 1)
         seen = self._seen
         if seen is None or seen[0] != size or seen[1] is not tokens or seen[2] is not ms:
             self._estimates = _checked(size, tokens, ms)
-            self._seen = (size, tokens, ms)
+            self._seen, self._rates = (size, tokens, ms), None
         return self._estimates
 
     def doubt(self, tier: int, baseline: int) -> float:
@@ -112,11 +117,14 @@ class Estimator:
             return 0.0
         return float(self._own.log_ratio_sd(self._rates)[tier, baseline])
 
-    def _own_estimates(self, batch: BatchView) -> tuple[Floats, Floats]:
+    def _of_own_model(self, batch: BatchView) -> Estimates:
         if self._own is None:
             self._own = RateModel(self._context, cold_draft_margin=0.0)
-        rates = self._rates = self._own.rates(batch)
-        return rates.tokens, rates.ms[rates.grid]
+        if self._rates is None or self._has_learnt or not self._estimates.fit(batch.batch_size):
+            rates = self._rates = self._own.rates(batch)
+            self._estimates = _checked(rates.batch_size, rates.tokens, rates.ms[rates.grid])
+            self._seen, self._has_learnt = None, False
+        return self._estimates
 
 
 def _checked(batch_size: int, tokens: Floats, ms: Floats) -> Estimates:

@@ -342,7 +342,7 @@ class Guard:
         output_tokens = (accepted_drafts + live) * step.batch_size / live
         tier = self._index[step.num_steps]
         baseline = self._within_targets(estimates, self.baseline.num_steps_for(step.batch_size))
-        if step.step_ms is not None and step.batch_size == estimates.batch_size:
+        if step.step_ms is not None and estimates.fit(step.batch_size):
             ratio = step.step_ms / estimates.ms[tier]
             self._comparison.timed(tier, ratio)
             if self._latency.has_target:
