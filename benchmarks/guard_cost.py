@@ -17,13 +17,12 @@ from pathlib import Path
 
 import machine
 import numpy as np
-from rules import BATCH_SIZES, PROFILE, Batch
+from rules import BATCH_SIZES, PROFILE, Batch, report_of
 
 from specgov.controller.config import ServeConfig
 from specgov.controller.engine import Engine
 from specgov.controller.guard.config import GuardConfig
 from specgov.controller.validation import check_info
-from specgov.policies.types import StepObservation
 from specgov.proto.v1 import specgov_pb2 as pb
 
 RULES = ("greedy", "thompson", "ppo", "threshold:32:3", "static:3")
@@ -41,22 +40,6 @@ class Cost:
     off_mean: float
     on_mean: float
     ratio: float
-
-
-def report_of(step: StepObservation, decision_id: int) -> pb.StepReport:
-    return pb.StepReport(
-        step_id=step.step_id,
-        batch_size=step.batch_size,
-        num_steps=step.num_steps,
-        accepted_drafts=step.accepted.tobytes(),
-        slots_u16le=step.slots.astype("<u2").tobytes(),
-        slot_generations_u8=step.generations.tobytes(),
-        sum_seq_len_tokens=step.sum_seq_len_tokens,
-        max_seq_len_tokens=step.max_seq_len_tokens,
-        step_time_us=round((step.step_ms or 0.0) * 1000),
-        step_time_valid=step.step_ms is not None,
-        decision_id=decision_id,
-    )
 
 
 def measure(rule: str, batch_size: int, steps: int) -> Cost:

@@ -1,13 +1,16 @@
 """The hot path of two checkouts in one run, in turn: whether a change made it slower.
 
-    python benchmarks/hot_path_since.py BEFORE -o out/since.json [--after CHECKOUT] [--rounds 5]
+    python benchmarks/hot_path_since.py BEFORE -o out/since.json [--after CHECKOUT] [--rounds 5] [--own-work]
 
 ``BEFORE`` and ``--after`` (this checkout by default) are checkouts, such as ``git worktree add`` makes; the
 client and the sidecar are each one's own, the measuring is this file's, and so are the Python and the
-packages. A round measures each policy on each checkout for some seconds, the checkouts in turn:
+packages. A round measures each policy on each checkout, the checkouts in turn:
 
-- submit and read on the engine's thread and the round trip, at steps of 5 ms, with an idle and a busy caller,
-- the sidecar's CPU time for a report, all its threads, with ``ENGINES`` engines of 200 steps/s.
+- the sidecar's own work on a report: from the message to the decision's, with all that is counted, without
+  gRPC. It is the thread's CPU time, after ``WARM_UP_STEPS``: other work on the machine adds little to it.
+- unless ``--own-work``: submit and read on the engine's thread and the round trip, at steps of 5 ms, with an
+  idle and a busy caller; and the sidecar's CPU time for a report, all its threads, with ``ENGINES`` engines
+  of 200 steps/s. These want a quiet machine.
 
 Ratios are after over before within a round; given are their median and range.
 """
@@ -21,18 +24,32 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+import time
 from pathlib import Path
 from typing import Any
 
 import hot_path
 import machine
+import numpy as np
+from rules import PROFILE, Batch, report_of
+
+from specgov.controller.config import ServeConfig
+from specgov.controller.engines import Engines
+from specgov.controller.metrics import Metrics
+from specgov.controller.session import Session
+from specgov.controller.telemetry import Telemetry
+from specgov.proto.v1 import specgov_pb2 as pb
 
 PARTS = ("client", "controller", "env", "policies", "proto", "sglang_plugin")
 ENGINES = 8
+BATCH_SIZES = (8, 64)
+WARM_UP_STEPS = 1000
+STEPS = 3000
 PLAN = hot_path.Plan(seconds=2.0, warm_up_s=3.0, repeats=1)
 """The warm-up is what the sidecar needs to have learnt: 600 steps."""
 FIGURES = {
+    **{f"own_work_{size}_us": f"own work, batch {size}, mean µs" for size in BATCH_SIZES},
+    **{f"own_work_p50_{size}_us": f"own work, batch {size}, p50 µs" for size in BATCH_SIZES},
     "idle_submit_and_read_us": "submit + read, idle caller, p50 µs",
     "busy_submit_and_read_us": "submit + read, busy caller, p50 µs",
     "idle_round_trip_us": "round trip, idle caller, p50 µs",
@@ -41,10 +58,40 @@ FIGURES = {
 }
 
 
-def measure(policy: str, folder: Path) -> dict[str, float]:
+def own_work(policy: str, batch_size: int) -> tuple[float, float]:
+    """CPU time in µs that a stream's thread takes for a report: mean and median."""
+    batch = Batch(batch_size, seed=0)
+    info = pb.EngineInfo(
+        engine_id="e",
+        boot_id="b",
+        tiers=batch.engine.tiers,
+        graph_batch_sizes=batch.engine.graph_batch_sizes,
+        max_running_requests=batch.engine.max_running_requests,
+        profile=PROFILE,
+    )
+    session = Session(Engines(ServeConfig(policy=policy), time.monotonic), Telemetry(Metrics()))
+    session.deliver(pb.EngineMessage(info=info))
+    decisions = session.run()
+    decision = next(decisions)
+    times_ns = []
+    for _ in range(WARM_UP_STEPS + STEPS):
+        report = report_of(batch.step(decision.num_steps), decision.decision_id)
+        session.deliver(pb.EngineMessage(report=report))
+        begun_ns = time.thread_time_ns()
+        decision = next(decisions)
+        times_ns.append(time.thread_time_ns() - begun_ns)
+    counted = np.array(times_ns[WARM_UP_STEPS:]) / 1e3
+    return float(counted.mean()), float(np.median(counted))
+
+
+def measure(policy: str, folder: Path, own_work_alone: bool) -> dict[str, float]:
     """One checkout's figures: that from which ``specgov`` is imported here."""
     cores = sorted(os.sched_getaffinity(0))
     figures = {}
+    for size in BATCH_SIZES:
+        figures[f"own_work_{size}_us"], figures[f"own_work_p50_{size}_us"] = own_work(policy, size)
+    if own_work_alone:
+        return figures
     path = folder / "callers"
     with hot_path.sidecar(path, policy, cores[-1]):
         for caller in ("idle", "busy"):
@@ -62,7 +109,7 @@ def measure(policy: str, folder: Path) -> dict[str, float]:
     return figures
 
 
-def measure_checkout(checkout: Path, policy: str) -> dict[str, float]:
+def measure_checkout(checkout: Path, policy: str, own_work_alone: bool) -> dict[str, float]:
     """The same in a process of its own that imports ``specgov`` from a checkout."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "specgov")
@@ -70,7 +117,7 @@ def measure_checkout(checkout: Path, policy: str) -> dict[str, float]:
         for part in PARTS:
             (package / part).symlink_to(checkout.resolve() / part)
         done = subprocess.run(
-            [sys.executable, __file__, "--measure", policy],
+            [sys.executable, __file__, "--measure", policy, *(["--own-work"] if own_work_alone else [])],
             env={**os.environ, "PYTHONPATH": folder},
             stdout=subprocess.PIPE,
             check=True,
@@ -79,14 +126,16 @@ def measure_checkout(checkout: Path, policy: str) -> dict[str, float]:
     return figures
 
 
-def compare(checkouts: dict[str, Path], policies: list[str], rounds: int) -> list[dict[str, Any]]:
+def compare(
+    checkouts: dict[str, Path], policies: list[str], rounds: int, own_work_alone: bool
+) -> list[dict[str, Any]]:
     """All figures, by policy, checkout and round."""
     found = []
     for number in range(rounds):
         for policy in policies:
             for name in sorted(checkouts, reverse=number % 2 == 0):
                 hot_path.progress(f"round {number + 1}: {policy}, {name}")
-                figures = measure_checkout(checkouts[name], policy)
+                figures = measure_checkout(checkouts[name], policy, own_work_alone)
                 found.append({"round": number, "policy": policy, "checkout": name, **figures})
     hot_path.progress("")
     return found
@@ -97,6 +146,8 @@ def table(found: list[dict[str, Any]]) -> str:
     lines = ["| policy | | before | after | after / before | range |", "|---|---|---|---|---|---|"]
     for policy in dict.fromkeys(row["policy"] for row in found):
         for figure, words in FIGURES.items():
+            if figure not in found[0]:
+                continue
             before, after = (
                 [row[figure] for row in found if (row["policy"], row["checkout"]) == (policy, name)]
                 for name in ("before", "after")
@@ -122,22 +173,22 @@ def main() -> None:
     parser.add_argument("--policies", default="static:3,greedy", help="rules, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-o", "--output", type=Path, help="JSON file for the figures")
+    parser.add_argument("--own-work", action="store_true", help="that alone, without processes and gRPC")
     parser.add_argument("--measure", metavar="POLICY", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(measure(arguments.measure, Path(folder))))
+            print(json.dumps(measure(arguments.measure, Path(folder), arguments.own_work)))
         return
     if arguments.before is None:
         parser.error("name the checkout of the commit before")
     checkouts = {"before": arguments.before, "after": arguments.after}
     facts = machine.facts(("grpcio", "protobuf", "numpy"))
-    found = compare(checkouts, arguments.policies.split(","), arguments.rounds)
+    found = compare(checkouts, arguments.policies.split(","), arguments.rounds, arguments.own_work)
     print(table(found), machine.describe(facts), sep="\n\n")
     if arguments.output is not None:
         document = {
             "machine": facts,
-            "plan": asdict(PLAN),
             "commits": {name: commit(checkout) for name, checkout in checkouts.items()},
             "rows": found,
         }

@@ -25,6 +25,7 @@ import numpy as np
 from specgov.policies.profile import load_profile
 from specgov.policies.registry import make_policy, policy_names
 from specgov.policies.types import BatchView, EngineSpec, Policy, PolicyContext, StepObservation
+from specgov.proto.v1 import specgov_pb2 as pb
 
 PROFILE = "h200-llama-3.1-8b"
 BATCH_SIZES = (1, 8, 64, 256)
@@ -59,6 +60,23 @@ class Cost:
     both_p99: float
     both_mean: float
     both_p50_fastest: float
+
+
+def report_of(step: StepObservation, decision_id: int) -> pb.StepReport:
+    """The report on a step that followed a decision."""
+    return pb.StepReport(
+        step_id=step.step_id,
+        batch_size=step.batch_size,
+        num_steps=step.num_steps,
+        accepted_drafts=step.accepted.tobytes(),
+        slots_u16le=step.slots.astype("<u2").tobytes(),
+        slot_generations_u8=step.generations.tobytes(),
+        sum_seq_len_tokens=step.sum_seq_len_tokens,
+        max_seq_len_tokens=step.max_seq_len_tokens,
+        step_time_us=round((step.step_ms or 0.0) * 1000),
+        step_time_valid=step.step_ms is not None,
+        decision_id=decision_id,
+    )
 
 
 class Batch:
