@@ -3,11 +3,11 @@
     python benchmarks/fuzz.py -o out/fuzz.json [--inputs 100000] [--seed 0]
 
 The sidecar is a process of its own, with decision log, saved states and the guard. Three in four inputs come
-on ``Control`` streams of 2 to 200 messages, the others by the unary calls and ``Watch``; ``fuzz_inputs.py``
-makes them. Each answer is checked: a decision has valid tiers and ranges, ids in order and no NaN; no other
-message holds one; a refusal has a status of the protocol's, and none tells of an exception that was not
-caught. A well-behaved engine is served all the while. In the end the sidecar must live, and its log must
-hold no traceback. The memory's slope is told per 10,000 inputs.
+on ``Control`` streams of 2 to 200 messages, the others by all other calls, health and reflection included;
+``fuzz_inputs.py`` makes them. Each answer is checked: a decision has valid tiers and ranges, ids in order and
+no NaN; no other message holds one; a refusal has a status of the protocol's, and none tells of an exception
+that was not caught. A well-behaved engine is served all the while. In the end the sidecar must live, and its
+log must hold no traceback. The memory's slope is told per 10,000 inputs.
 """
 
 from __future__ import annotations
@@ -34,14 +34,21 @@ from decision_check import StreamCheck, not_finite, tier_problems
 from fuzz_inputs import TIERS, Inputs
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 from sidecar_watch import WatchedSidecar
 
 from specgov.controller.bundles import push
 from specgov.proto.v1 import specgov_pb2 as pb
 
-SERVICES = tuple(pb.DESCRIPTOR.services_by_name.values())
-METHODS = tuple(m for service in SERVICES for m in service.methods if not m.client_streaming)
 CONTROL = pb.DESCRIPTOR.services_by_name["SpeculationController"].methods_by_name["Control"]
+SERVICES = tuple(
+    service
+    for file in (pb.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
+)
+METHODS = tuple(method for service in SERVICES for method in service.methods if method is not CONTROL)
 STREAM_SHARE = 0.75
 CALL_S = 60.0
 WATCH_S = 0.02
@@ -122,7 +129,9 @@ class Fuzzer:
         method, data = self._inputs.unary(METHODS)
         self.found.inputs += 1
         try:
-            if method.server_streaming:
+            if method.client_streaming:
+                answers = list(self._calls[method.full_name](iter([data]), timeout=CALL_S))
+            elif method.server_streaming:
                 answers = list(self._calls[method.full_name](data, timeout=WATCH_S))
             else:
                 answers = [self._calls[method.full_name](data, timeout=CALL_S)]
@@ -134,7 +143,7 @@ class Fuzzer:
             self._check(method, data, answer)
 
     def _check(self, method: MethodDescriptor, data: bytes, answer: bytes) -> None:
-        message: Message = getattr(pb, method.output_type.name).FromString(answer)
+        message: Message = GetMessageClass(method.output_type).FromString(answer)
         problems = [f"{name} is {value}" for name, value in not_finite(message)]
         if isinstance(message, pb.Decision):
             request = pb.DecideRequest.FromString(data)
@@ -180,7 +189,7 @@ class GoodEngine:
         report = pb.StepReport(step_id=1, batch_size=2, num_steps=3, accepted_drafts=b"\x01\x02",
                                step_time_us=6000, step_time_valid=True)  # fmt: skip
         control = self._channel.stream_stream(
-            f"/{SERVICES[0].full_name}/Control",
+            f"/{CONTROL.containing_service.full_name}/{CONTROL.name}",
             request_serializer=pb.EngineMessage.SerializeToString,
             response_deserializer=pb.Decision.FromString,
         )

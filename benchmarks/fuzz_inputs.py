@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from specgov.policies.registry import policy_names
 from specgov.proto.v1 import specgov_pb2 as pb
@@ -61,7 +62,7 @@ class Inputs:
     def unary(self, methods: Sequence[MethodDescriptor]) -> Unary:
         """A method and the bytes to call it with."""
         method = methods[int(self._rng.integers(len(methods)))]
-        message = self._request(method.input_type.name)
+        message = self._request(method.input_type)
         is_left = self._rng.random() < self._valid_share
         return method, message.SerializeToString() if is_left else self.mutated(message)
 
@@ -115,8 +116,8 @@ class Inputs:
         )
         return pb.EngineMessage(report=report)
 
-    def _request(self, name: str) -> Message:
-        """A valid request of the message type ``name``."""
+    def _request(self, kind: Descriptor) -> Message:
+        """A valid request of a kind of message."""
         engine_id = self._one(ENGINES)
         makers: dict[str, Callable[[], Message]] = {
             "DecideRequest": self._question,
@@ -128,9 +129,9 @@ class Inputs:
             "UseBundleRequest": lambda: pb.UseBundleRequest(name="default", engine_id=engine_id),
             "WatchRequest": lambda: pb.WatchRequest(engine_id=engine_id, every_steps=1),
         }
-        if name in makers:
-            return makers[name]()
-        request: Message = getattr(pb, name)()
+        if kind.name in makers:
+            return makers[kind.name]()
+        request: Message = GetMessageClass(kind)()
         if "engine_id" in request.DESCRIPTOR.fields_by_name:
             request.engine_id = engine_id  # type: ignore[attr-defined]  # which message it is is not known
         return request
@@ -203,6 +204,8 @@ class Inputs:
             return self._one(_LONGS)
         if kind == FieldDescriptor.CPPTYPE_ENUM:
             return int(self._rng.integers(0, 100))
+        if kind == FieldDescriptor.CPPTYPE_INT32:
+            return self._one(_INTS) % 2**31
         return self._one(_INTS)
 
     def _change_bytes(self, data: bytes) -> bytes:

@@ -105,16 +105,26 @@ def load_bundle(name_or_path: str | Path) -> Bundle:
 
 
 def save_bundle(bundle: Bundle, folder: Path) -> Card:
-    """Write the three files, over older ones; returns the card as written, with the weights' hash."""
+    """Write the three files, over older ones; returns the card as written, with the weights' hash.
+
+    Each is written beside its place and renamed, so that a sidecar that watches the folder, or starts, hardly
+    ever meets half of a bundle.
+    """
     from safetensors.numpy import save
 
     folder.mkdir(parents=True, exist_ok=True)
     weights = save({name: np.ascontiguousarray(v) for name, v in bundle.network.tensors().items()})
     document = asdict(bundle.card) | {"weights_sha256": hashlib.sha256(weights).hexdigest()}
-    (folder / WEIGHTS_FILE).write_bytes(weights)
-    (folder / CARD_FILE).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     card = _card_of(document, folder / CARD_FILE)
-    (folder / README_FILE).write_text(readable(card), encoding="utf-8")
+    contents = {
+        README_FILE: readable(card).encode(),
+        WEIGHTS_FILE: weights,
+        CARD_FILE: (json.dumps(document, indent=1, sort_keys=True) + "\n").encode(),
+    }
+    for name, content in contents.items():
+        (folder / f"{name}.tmp").write_bytes(content)
+    for name in contents:
+        (folder / f"{name}.tmp").replace(folder / name)
     return card
 
 

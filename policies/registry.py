@@ -79,6 +79,8 @@ def make_policy(text: str, context: PolicyContext, *, files: bool = True) -> Pol
         policy: Policy = rule(context, config)
     except PolicyError as error:
         raise PolicyError(f"policy {text!r}: {error}") from error
+    except (ArithmeticError, MemoryError) as error:
+        raise PolicyError(f"policy {text!r}: a value is too large: {error}") from error
     return policy
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,3 +163,27 @@ def test_the_registry_says_which_policy_and_why(folder):
     context = PolicyContext(EngineSpec((0, 1)), np.random.default_rng(0), lambda: 0.0)
     with pytest.raises(PolicyError, match=r"policy 'ppo:.*mine': .*version 9"):
         make_policy(f"ppo:{folder}", context)
+
+
+def test_writing_over_a_bundle_never_shows_half_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that is killed before it renames leaves the older bundle, and the next nothing else."""
+    folder = tmp_path / "bundle"
+    save_bundle(load_bundle("default"), folder)
+    before = load_bundle(folder).card
+    with monkeypatch.context() as killed:
+
+        def kill(self: Path, target: Path) -> Path:
+            raise KeyboardInterrupt
+
+        killed.setattr(Path, "replace", kill)
+        with pytest.raises(KeyboardInterrupt):
+            save_bundle(load_bundle("default"), folder)
+    assert load_bundle(folder).card == before
+    save_bundle(load_bundle("default"), folder)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "bundle.json",
+        "policy.safetensors",
+    ]

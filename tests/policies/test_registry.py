@@ -1,5 +1,6 @@
 """Rules by name, and what a user is told who asks for one that cannot be had."""
 
+import contextlib
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -190,3 +191,20 @@ def test_importing_the_registry_imports_no_rule() -> None:
     )
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert printed.strip() == "['specgov.policies.registry', 'specgov.policies.types']"
+
+
+EXTREMES = ("0", "-1", "1e-300", "1e300", "1000000000", "4294967296", "999999999999999999999")
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_an_option_at_an_extreme_is_used_or_refused(name: str) -> None:
+    """Peers may ask for any: a rule is made, or PolicyError says why not, and nothing else is raised."""
+    for option in options(name):
+        for value in EXTREMES:
+            with contextlib.suppress(PolicyError):
+                make_policy(f"{name}:{option}={value}", context(0, 1, 3, 5))
+
+
+def test_a_value_that_no_memory_or_machine_number_holds() -> None:
+    with pytest.raises(PolicyError, match="a value is too large"):
+        make_policy("throughput_aware:window_steps=999999999999999999999", context(0, 1))
