@@ -191,8 +191,10 @@ def test_constrained_and_free_requests_side_by_side(server: Server, target: str)
         constrained(0)
         alone = len(server.steps())
         with ThreadPoolExecutor(8) as pool:
-            futures = [pool.submit(constrained, number) for number in range(1, 9)]
-            futures += [pool.submit(server.check, 20 + 25 * number, 40) for number in range(8)]
+            futures = []
+            for number in range(8):  # by turns, so that both kinds are among the first eight
+                futures.append(pool.submit(constrained, number + 1))
+                futures.append(pool.submit(server.check, 20 + 25 * number, 40))
             for future in futures:
                 future.result()
         server.check(ACCEPTED, 10)
