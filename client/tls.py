@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import grp
+import pwd
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,14 +53,15 @@ class TlsFiles:
         """The files' contents, as they are now.
 
         Raises:
-            ClientError: a file cannot be read.
+            ClientError: a file cannot be read, or certificate and key do not go together.
 
         """
-        return grpc.ssl_channel_credentials(
-            root_certificates=_read(self.ca),
-            private_key=_read(self.key) if self.key else None,
-            certificate_chain=_read(self.certificate) if self.certificate else None,
-        )
+        ca = _read(self.ca)
+        if not self.certificate:
+            return grpc.ssl_channel_credentials(ca)
+        key, certificate = _read(self.key), _read(self.certificate)
+        _check_pair(self.certificate, self.key)
+        return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
 def tls_from_environment(environment: Mapping[str, str]) -> TlsFiles | None:
@@ -90,6 +95,61 @@ def open_channel(
     if tls.server_name:
         options = (*options, ("grpc.ssl_target_name_override", tls.server_name))
     return grpc.secure_channel(target, tls.credentials(), options)
+
+
+def may_not_open(target: str) -> str:
+    """Why this user may not open the unix socket ``target``, and what to do; empty where that is not so.
+
+    gRPC says no more than that it cannot connect.
+    """
+    if not is_unix(target):
+        return ""
+    path = Path(target.removeprefix("unix:").removeprefix("//"))
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            if probe.connect_ex(str(path)) not in (errno.EACCES, errno.EPERM):
+                return ""
+        except OSError:  # too long a path, or too slow a peer
+            return ""
+    for barrier in (path, *path.parents):
+        try:
+            found = barrier.stat()
+        except OSError:  # it lies behind a folder that this user may not enter
+            continue
+        return (
+            f"no permission to open {target}: {barrier} belongs to user {_user(found.st_uid)} and group "
+            f"{_group(found.st_gid)}; join the group (usermod -aG GROUP USER) and log in again"
+        )
+    return f"no permission to open {target}"
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+def _check_pair(certificate: str, key: str) -> None:
+    """Let OpenSSL say what is wrong: gRPC would print lines of its own and fail each handshake."""
+    import ssl  # it takes some MB, which an engine without TLS need not have
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, password=lambda: "")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        why = getattr(error, "reason", None) or "PEM lib"
+        raise ClientError(
+            f"TLS: {certificate} and {key} are not a certificate and its key in PEM, without a password: "
+            f"{why.replace('_', ' ').lower()} ({CERTIFICATE_VARIABLE}, {KEY_VARIABLE})"
+        ) from error
 
 
 def _read(path: str) -> bytes:

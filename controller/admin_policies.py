@@ -11,6 +11,7 @@ from specgov.controller.bundles import policy_text
 from specgov.controller.canary import DEFAULT_BLOCK_STEPS
 from specgov.controller.engine import Engine
 from specgov.controller.engines import Engines
+from specgov.controller.logs import get_logger
 from specgov.controller.validation import RejectedMessage, check_policy_text
 from specgov.policies.bundle import BundleError
 from specgov.policies.types import PolicyError
@@ -39,9 +40,13 @@ class PolicyAdmin:
         engine = self._engine(request.engine_id, context)
         try:
             check_policy_text(request.policy)
-            return pb.SetPolicyResponse(engine=engine.change_policy(request.policy))
+            before, state = engine.policy_text, engine.change_policy(request.policy)
         except (PolicyError, RejectedMessage) as error:
             self._abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        get_logger().info(
+            "policy set", engine_id=request.engine_id, policy=state.policy_text, policy_before=before
+        )
+        return pb.SetPolicyResponse(engine=state)
 
     def roll_back(
         self, request: pb.RollBackPolicyRequest, context: grpc.ServicerContext
@@ -68,7 +73,9 @@ class PolicyAdmin:
         if not request.policy:
             with engine.lock:
                 engine.seat.stop_canary("stopped on request")
-                return pb.SetCanaryResponse(engine=engine.refreshed())
+                state = engine.refreshed()
+            get_logger().info("canary stopped", engine_id=request.engine_id)
+            return pb.SetCanaryResponse(engine=state)
         block_steps = request.block_steps or DEFAULT_BLOCK_STEPS
         if not 0 < request.share < 1:
             self._abort(
@@ -87,6 +94,13 @@ class PolicyAdmin:
             state = engine.start_canary(request.policy, request.share, block_steps)
         except (PolicyError, RejectedMessage) as error:
             self._abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        get_logger().info(
+            "canary begun",
+            engine_id=request.engine_id,
+            policy=request.policy,
+            share=request.share,
+            block_steps=block_steps,
+        )
         return pb.SetCanaryResponse(engine=state)
 
     def list_bundles(self) -> pb.ListBundlesResponse:
@@ -137,5 +151,5 @@ class PolicyAdmin:
     def _engine(self, engine_id: str, context: grpc.ServicerContext) -> Engine:
         engine = self._engines.get(engine_id)
         if engine is None:
-            self._abort(context, grpc.StatusCode.NOT_FOUND, f"there is no engine {engine_id!r}")
+            self._abort(context, grpc.StatusCode.NOT_FOUND, self._engines.no_such(engine_id))
         return engine

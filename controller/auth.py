@@ -22,6 +22,10 @@ MIN_TOKEN_CHARS = 16
 MAX_TOKEN_CHARS = 512
 MAX_TOKENS = 64
 REFUSAL = "the admin service wants a token: name its file in SPECGOV_TOKEN_FILE"
+WRONG = (
+    "the token in SPECGOV_TOKEN_FILE is none of this sidecar's: "
+    "name the file that the sidecar was started with, or a copy"
+)
 
 
 class TokenError(ValueError):
@@ -72,7 +76,8 @@ class TokenGate(grpc.ServerInterceptor):
         self._on_refused = on_refused
         self._stamp = stamp_of(path)
         self._tokens = read_tokens(path)
-        self._refuse: Any = grpc.unary_unary_rpc_method_handler(_refuse)
+        self._want_token: Any = _refusing(REFUSAL)
+        self._want_other: Any = _refusing(WRONG)
         self._warn_if_open()
 
     def refresh(self) -> None:
@@ -104,7 +109,7 @@ class TokenGate(grpc.ServerInterceptor):
         get_logger().warning(
             "admin call refused", method=handler_call_details.method, token="wrong" if given else "none"
         )
-        return self._refuse
+        return self._want_other if given else self._want_token
 
     def _is_known(self, given: str | bytes) -> bool:
         """Compares digests with all tokens, however soon one fits, so that time tells nothing of any."""
@@ -129,6 +134,9 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
-def _refuse(_request: bytes, context: grpc.ServicerContext) -> bytes:
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
-    return b""
+def _refusing(details: str) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def refuse(_request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, details)
+        return b""
+
+    return grpc.unary_unary_rpc_method_handler(refuse)

@@ -5,6 +5,7 @@ Unknown keys and wrong types are errors that name the file, the line and the key
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -300,7 +301,7 @@ def _problem(detail: dict[str, Any], text: str, path: str | Path | None, overrid
     if not keys:  # it is about several, and says which
         return message if path is None else f"{path}: {message}"
     if detail["type"] == "extra_forbidden":
-        message = f"unknown key: there are {', '.join(_known_keys(keys[:-1]))}"
+        message = _unknown_key(keys)
     elif detail["type"] == "missing":
         message = f"is missing: give it, or leave {keys[0]} out"
     elif detail["type"] != "value_error":
@@ -312,6 +313,16 @@ def _problem(detail: dict[str, Any], text: str, path: str | Path | None, overrid
         return f"{dotted}: {message}"
     line = line_of_key(text, keys)
     return f"{path}{'' if line is None else f', line {line}'}: {dotted}: {message}"
+
+
+def _unknown_key(keys: list[str]) -> str:
+    """What there is instead, and what was probably meant."""
+    known = _known_keys(keys[:-1])
+    message = f"unknown key: there are {', '.join(known)}"
+    if len(keys) > 1 and keys[-1] in ServeConfig.model_fields:
+        return f"{message}; {keys[-1]} belongs above the first [table] of the file"
+    close = difflib.get_close_matches(keys[-1], known, n=1)
+    return f"{message}; did you mean {close[0]}?" if close else message
 
 
 def _known_keys(tables: list[str]) -> list[str]:

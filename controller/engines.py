@@ -13,6 +13,9 @@ from specgov.controller.state import StateKeeper
 from specgov.policies.types import EngineSpec
 from specgov.proto.v1 import specgov_pb2 as pb
 
+MAX_NAMED = 8
+"""Engines that a message names where one is not known."""
+
 
 class Engines:
     """Engines by id. Its lock is held when streams come and go, never for a step.
@@ -93,6 +96,14 @@ class Engines:
         """The engine of that id."""
         with self._lock:
             return self._by_id.get(engine_id)
+
+    def no_such(self, engine_id: str) -> str:
+        """That there is no engine of that id, and which there are."""
+        known = [engine.info.engine_id for engine in self.all()]
+        more = len(known) - MAX_NAMED
+        names = ", ".join(known[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+        verb = "is" if len(known) < 2 else "are"
+        return f"there is no engine {engine_id!r}: there {verb} {names or 'none yet'}"
 
     def all(self) -> list[Engine]:
         """All engines, ordered by id."""

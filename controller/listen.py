@@ -74,7 +74,7 @@ def parse_tcp_address(text: str) -> TcpAddress:
 
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+    if not colon or "/" in host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ListenError(f"{text}: expected HOST:PORT, or unix:///PATH where a socket will do")
     return TcpAddress(host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port))
 

@@ -13,6 +13,7 @@ from specgov.controller.config import ServeConfig
 from specgov.controller.decide import decide
 from specgov.controller.engine import Engine
 from specgov.controller.engines import Engines
+from specgov.controller.logs import get_logger
 from specgov.controller.session import Session, SessionEnded
 from specgov.controller.telemetry import Telemetry
 from specgov.controller.validation import RejectedMessage, read_message
@@ -177,8 +178,15 @@ class ControllerAdmin(pb_grpc.ControllerAdminServicer):
         if request.mode not in pb.Mode.values() or request.mode == pb.MODE_UNSPECIFIED:
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"there is no mode {request.mode}")
         with engine.lock:
-            engine.mode = request.mode
-            return pb.SetModeResponse(engine=engine.refreshed())
+            before, engine.mode = engine.mode, request.mode
+            state = engine.refreshed()
+        get_logger().info(
+            "mode set",
+            engine_id=request.engine_id,
+            mode=_mode_word(request.mode),
+            mode_before=_mode_word(before),
+        )
+        return pb.SetModeResponse(engine=state)
 
     def SetPolicy(self, request: pb.SetPolicyRequest, context: grpc.ServicerContext) -> pb.SetPolicyResponse:  # noqa: N802
         """Give an engine another rule; a new decision follows at once."""
@@ -234,8 +242,12 @@ class ControllerAdmin(pb_grpc.ControllerAdminServicer):
     def _engine(self, engine_id: str, context: grpc.ServicerContext) -> Engine:
         engine = self._engines.get(engine_id)
         if engine is None:
-            _not_found(engine_id, context)
+            _abort(context, grpc.StatusCode.NOT_FOUND, self._engines.no_such(engine_id))
         return engine
+
+
+def _mode_word(mode: pb.Mode) -> str:
+    return pb.Mode.Name(mode).removeprefix("MODE_").lower()
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
@@ -244,7 +256,3 @@ def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -
         half = MAX_DETAILS_CHARS // 2
         details = f"{details[:half]} ... {details[-half:]}"
     context.abort(code, details)
-
-
-def _not_found(engine_id: str, context: grpc.ServicerContext) -> NoReturn:
-    _abort(context, grpc.StatusCode.NOT_FOUND, f"there is no engine {engine_id!r}")

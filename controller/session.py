@@ -60,7 +60,10 @@ class _InputEnded:
     """The engine closed its side, or the connection is gone."""
 
 
-_SUPERSEDED = "superseded: a newer stream of the same engine took over"
+_SUPERSEDED = (
+    "superseded: a newer stream of the same engine took over; "
+    "if that is another engine, give each a name of its own (SPECGOV_ENGINE_ID)"
+)
 _EVENT_NAMES = {number: name.removeprefix("KIND_").lower() for name, number in pb.EngineEvent.Kind.items()}
 
 _FROM_ENGINE = frozenset((pb.EngineMessage, RejectedMessage))
@@ -83,6 +86,7 @@ class Session:
         hello_timeout_s: float = HELLO_TIMEOUT_S,
     ) -> None:
         self.cut_off = cut_off
+        self.boot_id = ""  # the engine's, once it has said who it is
         self.moves = 0
         self._is_busy = self._is_sending = False
         self._pace = MessagePace(max_messages_per_s, telemetry.timer())
@@ -188,6 +192,7 @@ class Session:
 
     def _connect(self, info: pb.EngineInfo) -> Engine:
         self._is_busy = True
+        self.boot_id = info.boot_id
         try:
             engine, older = self._engines.connect(self, info, check_info(info))
         except RejectedMessage as error:
@@ -199,6 +204,13 @@ class Session:
             raise SessionEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
         if older is not None:
             older.end(grpc.StatusCode.ABORTED, _SUPERSEDED)
+            if older.boot_id != info.boot_id:  # an engine that starts anew leaves no open stream behind
+                get_logger().warning(
+                    "another engine took this one's name: give each its own (SPECGOV_ENGINE_ID)",
+                    engine_id=info.engine_id,
+                    boot_id=info.boot_id,
+                    boot_id_before=older.boot_id,
+                )
         self._telemetry.connected(engine, superseded=older is not None)
         return engine
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import grpc
 
 from specgov.client.errors import ClientError
-from specgov.client.tls import is_unix, open_channel
+from specgov.client.tls import is_unix, may_not_open, open_channel
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
 from specgov.sglang_plugin import engine_probe, report, v059, versions
@@ -171,6 +171,9 @@ def _sidecar(settings: Settings | None) -> Check:
 
 
 def _no_answer(target: str, code: grpc.StatusCode, details: str, start: str) -> Check:
+    if code is grpc.StatusCode.UNAVAILABLE and (why := may_not_open(target)):
+        found, _, to_do = why.partition("; ")
+        return Check.failed(SIDECAR, found, to_do)
     if code is grpc.StatusCode.UNAVAILABLE:
         return Check.failed(SIDECAR, f"nothing answers at {target}: {details}", start)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -138,7 +138,8 @@ def policy(engine_id: EngineId, policy: PolicyText, /, *, target: remote.Target 
         stub = specgov_pb2_grpc.ControllerAdminStub(channel)
         request = specgov_pb2.SetPolicyRequest(engine_id=engine_id, policy=policy)
         answer = stub.SetPolicy(request, timeout=remote.TIMEOUT_S)
-    output.console().print(f"{engine_id}: policy {answer.engine.policy}")
+    given = answer.engine.policy_text or answer.engine.policy  # an older sidecar has the name alone
+    output.console().print(f"{engine_id}: policy {given}", soft_wrap=True)
 
 
 def watch(

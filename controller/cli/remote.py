@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specgov.client.errors import ClientError
-from specgov.client.tls import TlsFiles, is_unix, open_channel, tls_from_environment
+from specgov.client.tls import TlsFiles, is_unix, may_not_open, open_channel, tls_from_environment
 from specgov.controller.cli.errors import CliError, UnreachableError, UsageError
 from specgov.controller.listen import ListenError, TcpAddress, default_folder, is_loopback, parse_address
 
@@ -181,6 +181,8 @@ def _translate(error: grpc.RpcError, target: str, has_tls: bool) -> CliError:
             f"authority in SPECGOV_TLS_CA for that name (SPECGOV_TLS_SERVER_NAME), does it want a client's "
             f"(SPECGOV_TLS_CERTIFICATE, SPECGOV_TLS_KEY)? {details}"
         )
+    if code is grpc.StatusCode.UNAVAILABLE and (why := may_not_open(grpc_target(target))):
+        return UnreachableError(why)
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnreachableError(
             f"no sidecar answers at {target}; start one with 'specgov serve', or name another with --target"

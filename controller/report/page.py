@@ -22,6 +22,8 @@ from specgov.controller.report.whatif import BEST_EACH_STEP, WhatIf, WhatIfs
 SHOWN_EVENTS = 100
 ACCEPTANCE_BINS = 40
 """Fewer than of the others: deep positions are drafted seldom."""
+WHOLE = 0.95
+"""Share of the steps from which on the model speaks of the whole log."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,11 @@ def _what_ifs(section: Section) -> str:
         if model is not None
         else "There is no model: the log has no estimates, and no profile was given (--profile)."
     )
+    if found.known_share < WHOLE:
+        source += (
+            f" They exist for {100 * found.known_share:.0f} % of the steps and speak of those alone: "
+            "compare them with each other, not with what was measured."
+        )
     largest = max([found.modelled or 0.0, *(rule.modelled or 0.0 for rule in found.rules)])
     heads = ["rule", "model estimate, tokens/s", "against what ran"]
     rows = [

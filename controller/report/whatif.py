@@ -74,10 +74,14 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfs:
-    """All rules beside what ran by the model, in tokens per second."""
+    """All rules beside what ran by the model, in tokens per second.
+
+    ``known_share`` is that of the steps at whose tier the model says something: of them alone it speaks.
+    """
 
     modelled: float | None
     rules: tuple[WhatIf, ...]
+    known_share: float = 1.0
 
 
 def what_ifs(steps: Steps, model: Model | None, rng: np.random.Generator) -> WhatIfs:
@@ -98,7 +102,7 @@ def what_ifs(steps: Steps, model: Model | None, rng: np.random.Generator) -> Wha
         best = hindsight.best_rate()
         why = "the model's best tier is the model's: what happened cannot say it"
         rules.append(WhatIf(BEST_EACH_STEP, "by the model, with hindsight", best, None, why))
-    return WhatIfs(modelled, tuple(rules))
+    return WhatIfs(modelled, tuple(rules), 1.0 if model is None else hindsight.known_share)
 
 
 BEST_EACH_STEP = "best tier at each step"
@@ -129,6 +133,11 @@ class _Hindsight:
         self._of_size = of_size
         self._gained = np.zeros((len(self.sizes), len(steps.tiers)))
         np.add.at(self._gained, of_size[self._at], self._ms[:, None] * self._rate[self._at])
+
+    @property
+    def known_share(self) -> float:
+        """The share of the steps that count here."""
+        return len(self._at) / len(self._steps)
 
     def rate(self, index: Ints) -> float | None:
         """Tokens per second of the rule whose tiers are ``index``; None where one of them is not known."""

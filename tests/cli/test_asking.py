@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 from pathlib import Path
 
 import grpc
@@ -68,7 +70,7 @@ class Sidecar(pb_grpc.SpeculationControllerServicer, pb_grpc.ControllerAdminServ
 
     def SetPolicy(self, request, context):  # noqa: N802
         self.note(request, context)
-        return pb.SetPolicyResponse(engine=pb.EngineState(policy=request.policy))
+        return pb.SetPolicyResponse(engine=pb.EngineState(policy="static", policy_text=request.policy))
 
     def Watch(self, request, context):  # noqa: N802
         self.note(request, context)
@@ -163,6 +165,15 @@ def test_nobody_there_is_exit_code_3_with_a_hint(run, tmp_path: Path) -> None:
     ran = run("engines", "--target", f"{tmp_path}/specgov.sock")
     assert ran.code == 3
     assert "specgov serve" in ran.err
+
+
+def test_no_permission_is_not_nobody_there(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda _self, _path: errno.EACCES)
+    ran = run("engines", "--target", f"{tmp_path}/specgov.sock")
+    assert (ran.code, ran.err.count("\n")) == (3, 1)
+    assert f"no permission to open unix://{tmp_path}/specgov.sock" in ran.err
+    assert "usermod" in ran.err
+    assert "specgov serve" not in ran.err
 
 
 def test_a_server_of_another_kind_is_named_so(run, serve) -> None:

@@ -68,6 +68,11 @@ def test_each_thing_that_is_missing_is_named(
     monkeypatch.setenv("SPECGOV_TLS_KEY", key)
     ran = run("engines", "--target", target)
     assert (ran.code, "SPECGOV_TOKEN_FILE" in ran.err) == (1, True), ran.err
+    wrong = Path(token_file).with_name("wrong")
+    wrong.write_text("of another sidecar's\n".replace(" ", "-"))
+    monkeypatch.setenv("SPECGOV_TOKEN_FILE", str(wrong))
+    ran = run("engines", "--target", target)
+    assert (ran.code, "is none of this sidecar's" in ran.err) == (1, True), ran.err
     monkeypatch.setenv("SPECGOV_TOKEN_FILE", token_file)
     assert run("engines", "--target", target).out == "no engines yet\n"
 

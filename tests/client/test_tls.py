@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import grp
+import socket
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
@@ -11,7 +14,7 @@ import grpc
 import pytest
 
 from specgov.client import ClientError, RelayClient, Report, StreamClient, TlsFiles
-from specgov.client.tls import tls_from_environment
+from specgov.client.tls import may_not_open, tls_from_environment
 from specgov.proto.v1 import specgov_pb2 as pb
 
 Eventually = Callable[[Callable[[], Any]], None]
@@ -108,6 +111,36 @@ def test_the_environment_names_the_files() -> None:
 def test_files_that_do_not_go_together(files: tuple[str, ...], says: str) -> None:
     with pytest.raises(ClientError, match=says):
         TlsFiles(*files)
+
+
+def test_a_certificate_and_the_key_of_another(pki: Any) -> None:
+    certificate, _ = pki.issue("engine", "engine.example")
+    _, key = pki.issue("other", "engine.example")
+    with pytest.raises(ClientError, match=r"engine\.pem and .*other\.key are not .*: key values mismatch"):
+        TlsFiles(pki.ca, certificate, key).credentials()
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_socket_that_may_not_be_opened(
+    is_hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever runs the tests may be root, who may open all: so the answer is the test's."""
+    path = tmp_path / "folder" / "s.sock"
+    path.parent.mkdir()
+    if not is_hidden:
+        path.touch()
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda _self, _path: errno.EACCES)
+    said = may_not_open(f"unix://{path}")
+    assert said.startswith(
+        f"no permission to open unix://{path}: {path.parent if is_hidden else path} belongs"
+    )
+    assert f"group {grp.getgrgid(path.parent.stat().st_gid).gr_name};" in said
+
+
+def test_a_socket_that_is_not_there_is_no_matter_of_permission(tmp_path: Path) -> None:
+    assert may_not_open(f"unix://{tmp_path}/s.sock") == ""
+    assert may_not_open(f"unix://{tmp_path}/{'x' * 120}") == ""
+    assert may_not_open("localhost:1") == ""
 
 
 def test_a_file_that_is_no_pem(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_unknown_engine(start: Make, call: Callable[[Any], Any]) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         call(start().admin)
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND
-    assert raised.value.details() == "there is no engine 'x'"
+    assert raised.value.details() == "there is no engine 'x': there is none yet"
 
 
 def test_set_mode_sends_a_decision(start: Make, make_report: Make) -> None:
@@ -241,3 +241,20 @@ def test_watchers_are_removed_once() -> None:
 
 def _set_mode(sidecar: Any, mode: Any) -> pb.EngineState:
     return sidecar.admin.SetMode(pb.SetModeRequest(engine_id="engine-1", mode=mode), timeout=60).engine
+
+
+def test_what_operators_did_is_in_the_log(start: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    sidecar = start()
+    sidecar.stream()
+    _set_mode(sidecar, pb.MODE_SHADOW)
+    sidecar.admin.SetPolicy(pb.SetPolicyRequest(engine_id="engine-1", policy="static:1"), timeout=60)
+    canary = pb.SetCanaryRequest(engine_id="engine-1", policy="greedy", share=0.5)
+    sidecar.admin.SetCanary(canary, timeout=60)
+    sidecar.admin.SetCanary(pb.SetCanaryRequest(engine_id="engine-1"), timeout=60)
+    for said in (
+        "mode set", "'mode': 'shadow', 'mode_before': 'active'",
+        "policy set", "'policy': 'static:1', 'policy_before': 'threshold:3:5'",
+        "canary begun", "canary stopped",
+    ):  # fmt: skip
+        assert said in caplog.text

@@ -60,7 +60,10 @@ def test_addresses(text: str, address: UnixAddress | TcpAddress) -> None:
     assert parse_address(str(address)) == address
 
 
-@pytest.mark.parametrize("text", ["", "localhost", "host:port", "host:65536", "host:-1", "host:²"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "localhost", "host:port", "host:65536", "host:-1", "host:²", "http://host:80", "tcp://0.0.0.0:1"],
+)
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ListenError, match="expected HOST:PORT"):
         parse_address(text)

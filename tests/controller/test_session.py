@@ -291,6 +291,18 @@ def test_superseded_session_observes_nothing_more(bench: Bench) -> None:
     assert bench.engine.session is newer
 
 
+@pytest.mark.parametrize(("boot_id", "warns"), [("boot-1", False), ("boot-2", True)])
+def test_two_engines_of_one_name_are_told_of(
+    bench: Bench, caplog: pytest.LogCaptureFixture, boot_id: str, warns: bool
+) -> None:
+    """The same process may come back over a new connection before the old one is seen to be gone."""
+    _older, decisions = bench.connect()
+    bench.connect(boot_id=boot_id)
+    assert ("another engine took this one's name" in caplog.text) == warns
+    with pytest.raises(SessionEnded, match="SPECGOV_ENGINE_ID"):
+        next(decisions)
+
+
 def test_silence_ends_the_stream(bench: Bench) -> None:
     session = Session(bench.engines, bench.telemetry, hello_timeout_s=0.01)
     with pytest.raises(SessionEnded) as ended:

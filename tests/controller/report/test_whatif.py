@@ -143,3 +143,13 @@ def test_steps_without_a_valid_time_take_what_the_model_expects() -> None:
     # By the model tier 0 makes 800 and 6400 tokens/s: (5 * 800 + 20 * 6400) / 25 in these times.
     found = what_ifs(steps, model_of(steps), np.random.default_rng(0))
     assert rule(found, "static:0").modelled == pytest.approx((5 * 800 + 20 * 6400) / 25)
+
+
+def test_the_share_of_steps_of_which_the_model_speaks() -> None:
+    """Of 4 steps it knows nothing in one, and another's tier it does not know: 2 of 4 count."""
+    steps = make_steps(np.array([4, 4, 4, 4]), np.array([0, 0, 0, 3]), np.ones(4))
+    model = model_of(steps)
+    assert what_ifs(steps, model_of(steps), np.random.default_rng(0)).known_share == 1.0
+    model.ms[0] = np.nan
+    model.ms[3, 1] = np.nan
+    assert what_ifs(steps, model, np.random.default_rng(0)).known_share == 0.5
