@@ -51,8 +51,13 @@ class Page(HTMLParser):
         return " ".join(self.words)
 
 
-def write_log(path: Path, engines: tuple[str, ...] = ("a",), steps: int = 300, **info: Any) -> Path:
-    """Each engine's steps at batch size 8, ten a second, tier 3 and 0 in turns of 50."""
+def write_log(
+    path: Path, engines: tuple[str, ...] = ("a",), steps: int = 300, estimated: int = 300, **info: Any
+) -> Path:
+    """Each engine's steps at batch size 8, ten a second, tier 3 and 0 in turns of 50.
+
+    The first ``estimated`` have the policy's estimates.
+    """
     now_s = [1_700_000_000.0]
     log = DecisionLog(path, DecisionLogConfig(), wall_clock=lambda: now_s[0])
     rng = np.random.default_rng(0)
@@ -63,7 +68,7 @@ def write_log(path: Path, engines: tuple[str, ...] = ("a",), steps: int = 300, *
         tier = 3 if step_id // 50 % 2 == 0 else 0
         decision = pb.Decision(decision_id=step_id, num_steps=tier, reason=pb.REASON_POLICY, policy="greedy")
         decision.propensity = 1.0
-        for k, tokens, ms in ((0, 8.0, 5.0), (3, 16.0, 7.0)):
+        for k, tokens, ms in ((0, 8.0, 5.0), (3, 16.0, 7.0)) if step_id <= estimated else ():
             decision.estimates.add(num_steps=k, expected_tokens=tokens, expected_ms=ms)
         if step_id == 200:
             decision.guard_cause, decision.reason = pb.GUARD_CAUSE_BUDGET, pb.REASON_GUARD
@@ -116,6 +121,15 @@ def test_each_engine_has_a_section_and_one_may_be_picked(made: Callable[..., Pag
     assert both.links == ["#engine-1", "#engine-2"]
     assert both.tags.count("section") == 2
     assert made(path, "--engine", "b").tags.count("section") == 1
+
+
+@pytest.mark.parametrize(("estimated", "says"), [(300, False), (240, True)])
+def test_estimates_of_a_part_of_the_log_say_so(
+    made: Callable[..., Page], tmp_path: Path, estimated: int, says: bool
+) -> None:
+    """240 of 300 steps are 80 %."""
+    page = made(str(write_log(tmp_path / "log.jsonl", estimated=estimated)))
+    assert ("They exist for 80 % of the steps and speak of those alone" in page.text) == says
 
 
 def test_what_an_engine_calls_itself_is_text(made: Callable[..., Page], tmp_path: Path) -> None:
