@@ -246,7 +246,7 @@ class ControllerAdmin(pb_grpc.ControllerAdminServicer):
         return engine
 
 
-def _mode_word(mode: pb.Mode) -> str:
+def _mode_word(mode: pb.Mode.ValueType) -> str:
     return pb.Mode.Name(mode).removeprefix("MODE_").lower()
 
 
