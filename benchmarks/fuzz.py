@@ -56,6 +56,7 @@ SAMPLES = 200
 BURST, PAUSE_S = 8, 0.002
 REFUSALS = frozenset(
     (
+        "UNIMPLEMENTED",
         "INVALID_ARGUMENT",
         "NOT_FOUND",
         "FAILED_PRECONDITION",

@@ -2,7 +2,8 @@
 
 gRPC for Python gives a call a thread before its request has come, and waits for it without end: calls that
 are opened and never sent would take all threads. Here a call whose request does not come is cut. And bytes
-that are no message are refused with a status; gRPC would write a traceback to the log for each.
+that are no message, and methods that are not implemented, are refused with a status; gRPC would write a
+traceback to the log for each.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ class CallGuard(grpc.ServerInterceptor):
                 request = next(self._in_time(requests, context))
             except StopIteration:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
-            return behavior(request, context)
+            try:
+                return behavior(request, context)
+            except NotImplementedError:  # what the health service of gRPC's has of a method that it lacks
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, "the method is not implemented")
 
         return behave
 

@@ -92,6 +92,14 @@ def test_a_call_without_a_request(channel: grpc.Channel) -> None:
     assert raised.value.details() == "the call has no request"
 
 
+def test_a_method_that_is_not_implemented(channel: grpc.Channel, caplog: pytest.LogCaptureFixture) -> None:
+    """The health service of gRPC's names one that it lacks; a traceback for each call would fill the log."""
+    with caplog.at_level(logging.DEBUG), pytest.raises(grpc.RpcError) as raised:
+        channel.unary_unary("/grpc.health.v1.Health/List")(b"", timeout=WAIT_S)
+    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 METHODS = [
     method
     for service in pb.DESCRIPTOR.services_by_name.values()
