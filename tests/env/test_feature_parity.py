@@ -12,6 +12,7 @@ from specgov.client.messages import report_to_proto
 from specgov.controller.config import ServeConfig
 from specgov.controller.engines import Engines
 from specgov.controller.metrics import Metrics
+from specgov.controller.seat import Held
 from specgov.controller.session import Session
 from specgov.controller.telemetry import Telemetry
 from specgov.controller.validation import check_info
@@ -63,13 +64,13 @@ def test_observations_are_equal_through_client_protocol_and_session(scenario):
         wire = report_to_proto(report, reports_dropped=0).SerializeToString()
         messages.append(pb.EngineMessage(report=pb.StepReport.FromString(wire)))
 
-    engines = Engines(ServeConfig.model_validate({}), time.monotonic)
+    engines = Engines(ServeConfig.model_validate({"guard": {"enabled": False}}), time.monotonic)
     session = Session(engines, Telemetry(Metrics()))
     session.read(messages)
     recorder = Recorder(Features(check_info(info), load_profile(info.profile).step_time))
     decisions = session.run()
     next(decisions)  # the first one, made before any step
-    engines.get("e").policy = recorder
+    engines.get("e").seat.resume(Held("recorder", recorder))
     for _ in decisions:
         pass
 
