@@ -68,7 +68,10 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
     ) -> Iterator[pb.Decision]:
         """One engine's stream."""
         session = Session(
-            self._engines, self._telemetry, self._config.max_reports_per_s, cut_off=context.cancel
+            self._engines,
+            self._telemetry,
+            self._config.max_reports_per_s,
+            cut_off=lambda: self._cut(session, context),
         )
         try:
             self._open(session, context)
@@ -131,6 +134,15 @@ class SpeculationController(pb_grpc.SpeculationControllerServicer):
         # The stream's thread may be asleep when the connection goes: this wakes it, and frees the engine.
         if not context.add_callback(lambda: self._close(session)):
             raise SessionEnded(grpc.StatusCode.CANCELLED, "the stream ended before it began")
+
+    def _cut(self, session: Session, context: grpc.ServicerContext) -> None:
+        """End a stream whose peer takes nothing.
+
+        Its place is free at once: where not even the end can be written, gRPC keeps the call and its thread
+        until the connection is gone.
+        """
+        context.cancel()
+        self._close(session)
 
     def _close(self, session: Session) -> None:
         with self._lock:

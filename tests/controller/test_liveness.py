@@ -302,24 +302,34 @@ def test_a_peer_that_takes_no_decision_is_cut_and_holds_no_memory(
         sidecar.stream()
 
 
-def test_a_peer_that_reads_no_byte_is_found_by_its_pings(
-    start: Make, make_info: Make, eventually: Make, many_ranges: str, monkeypatch: pytest.MonkeyPatch
+def test_a_peer_that_reads_no_byte_holds_its_place_no_longer(
+    start: Make, make_info: Make, eventually: Make, many_ranges: str
 ) -> None:
-    """The socket's buffer is full, so that not even the stream's end can be written."""
+    """The socket's buffer is full: no ping and not even the stream's end can be written, and gRPC keeps the
+    call. The engine's place is free all the same.
+    """
+    sidecar = start(policy=many_ranges)
+    sidecar.sidecar._ticker.stop()
+    peer = HandMadePeer(sidecar.sidecar.address.path, reads=False)
+    with blocked(sidecar, peer, make_info, eventually):
+        rounds(sidecar, UNREAD_ROUNDS + 1)
+        eventually(lambda: sidecar.metric("specgov_connected_engines") == 0, "the end of the stream")
+        assert sidecar.metric("specgov_streams_cut_total") == 1
+        assert health(sidecar) == "SERVING"
+        sidecar.stream()
+
+
+def test_a_peer_that_answers_no_ping_is_gone(
+    start: Make, make_info: Make, eventually: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream is silent, so that pings can be written."""
     monkeypatch.setattr(doors, "KEEPALIVE_MS", 1000)
     monkeypatch.setattr(doors, "PING_TIMEOUT_MS", 1000)
-    sidecar = start(policy=many_ranges)
+    sidecar = start()
     with HandMadePeer(sidecar.sidecar.address.path, reads=False) as peer:
         peer.send(pb.EngineMessage(info=make_info()))
         eventually(lambda: sidecar.metric("specgov_streams_total") == 1, "the stream's beginning")
-        sessions = sidecar.sidecar._controller.sessions
-
-        def has_ended() -> bool:
-            for session in sessions * 10:
-                session.refresh()
-            return sidecar.metric("specgov_connected_engines") == 0
-
-        eventually(has_ended, "the end of the stream")
+        eventually(lambda: sidecar.metric("specgov_connected_engines") == 0, "the end of the stream")
 
 
 def test_a_silent_engine_is_not_cut(start: Make, make_report: Make, eventually: Make) -> None:
