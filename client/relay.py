@@ -38,7 +38,7 @@ RESTART_BASE_S, RESTART_MAX_S = 1.0, 60.0
 
 _DONT_WAIT = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _GONE = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ENOTCONN, errno.EBADF))
-_END_S = 0.5
+_END_S = 2.0
 _UINT32_MAX = 2**32 - 1
 _NO_STATS = ClientStats(False, 0, 0, 0, 0, 0, 0, 0, 0, "")
 

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.sglang
 
 EXITS = int(os.environ.get("SPECGOV_TEST_EXITS", "4"))
 """How often each way of ending is tried; `SPECGOV_TEST_EXITS=20` for a release."""
-AT_ONCE = 4
+AT_ONCE = 2
 """Servers at once: starting one takes most of the time, and two cores."""
 GONE_S = 60
 """SGLang looks once in 5 s whether it was asked to end. Its launcher then takes itself down, two seconds of
-CPU time or so, which four at once on two busy cores need a while for, with the plugin or without it
+CPU time or so, which several at once on two busy cores need a while for, with the plugin or without it
 (benchmarks/server_exit.py)."""
 
 LAUNCHER, GROUP = "launcher", "group"
