@@ -49,6 +49,8 @@ async def play_all(contest: Contest, loads: list[Load]) -> None:
     tuned = Tuned.read(options.tuned, contest.folder)
     async with session() as http:
         await prepare(contest, http)
+        for load, name in options.once:
+            await play_or_note(contest, http, load, contestant(name, load.name, tuned, options.profile), 0)
         line_ups = {load.name: line_up(contest, load, tuned) for load in loads}
         for repeat in range(options.repeats):
             for load in loads:
@@ -106,7 +108,7 @@ def line_up(contest: Contest, load: Load, tuned: Tuned) -> list[Contestant]:
     if contest.options.plain:
         return [Contestant(contest.options.plain, "none")]
     found = []
-    for name in contest.options.contestants:
+    for name in contest.options.only.get(load.name, contest.options.contestants):
         try:
             found.append(contestant(name, load.name, tuned, contest.options.profile))
         except ContestantError as error:
@@ -138,6 +140,30 @@ def record_profile(contest: Contest, governor: Governor) -> Path | None:
     print("\n".join(said), flush=True)
     contest.write()
     return profile if done.returncode == 0 else None
+
+
+def tune(contest: Contest, loads: list[Load]) -> Path | None:
+    """Tune the peers asked for on these loads with the profile that was just recorded.
+
+    Returns what ``tune.py`` wrote, None where nothing was asked for or there is no profile.
+
+    Raises:
+        SystemExit: it failed; the document has what it said.
+
+    """
+    options = contest.options
+    if not options.tune or not options.profile:
+        return None
+    tuned = contest.folder / "tuned.json"
+    words = [sys.executable, str(HERE / "tune.py"), "--profile", str(options.profile), "-o", str(tuned)]
+    words += ["--loads", ",".join(load.name for load in loads), "--kinds", options.tune]
+    done = subprocess.run(words, capture_output=True, text=True)
+    contest.document["tune"] = (done.stdout + done.stderr).splitlines()
+    print(done.stdout + done.stderr, flush=True)
+    contest.write()
+    if done.returncode:
+        raise SystemExit("tuning failed: see above")
+    return tuned
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
@@ -177,6 +203,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
                 raise SystemExit(f"the server says: {problem}; see {log}")
         if options.record_profile:
             options.profile = record_profile(contest, governor)
+            options.tuned = tune(contest, loads) or options.tuned
         if governor is not None:
             governor.serve(Contestant("", "specgov", "static:0", NO_PROFILE))
         contest.document["loads"] = {
@@ -185,7 +212,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
                 "duration_s": load.duration_s,
                 "count_from_s": load.count_from_s,
             }
-            for load in loads
+            for load in [*loads, *(load for load, _ in options.once)]
         }
         contest.write()
         try:
@@ -204,6 +231,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words = lambda text: [word for word in text.split(",") if word]  # noqa: E731
+    only = lambda text: (text.partition("=")[0], words(text.partition("=")[2]))  # noqa: E731
+    once = lambda text: (get_load(text.partition("=")[0]), text.partition("=")[2])  # noqa: E731
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--plain", metavar="NAME", default="", help="no Specgov: the one contestant's name")
     parser.add_argument(
@@ -211,6 +240,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--loads", type=words, default=["ramp"], help=f"of {', '.join(load_names())}")
     parser.add_argument("--contestants", type=words, default=ALL, help="default: all of them")
+    parser.add_argument(
+        "--only", type=only, default=[], action="append", metavar="LOAD=NAMES", help="a load's contestants"
+    )
+    parser.add_argument(
+        "--once", type=once, default=[], action="append", metavar="LOAD=NAME", help="first, and not repeated"
+    )
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--deadline-s", type=float, default=560.0, help="of the whole command")
     parser.add_argument("--profile", type=Path, help="this server's profile (specgov calibrate)")
@@ -229,6 +264,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--random-s", type=float, help="first so long with tiers at random: do ranks agree?")
     parser.add_argument("--tuned", type=Path, help="what tune.py wrote")
+    parser.add_argument(
+        "--tune",
+        metavar="KINDS",
+        default="",
+        help="tune these with the recorded profile (threshold,schedule)",
+    )
     parser.add_argument("--trace", type=Path, help="a request trace, for the open loops")
     parser.add_argument("--duration-s", type=float, help="squeeze every load to this time")
     parser.add_argument("--at-most", type=int, help="cut concurrency at this")
@@ -239,6 +280,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:cut])
     options.server = arguments[cut + 1 :]
+    options.only = dict(options.only)
     options.profile = options.profile.resolve() if options.profile else None
     options.began_s = time.monotonic()
     return options

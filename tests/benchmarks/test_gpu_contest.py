@@ -16,7 +16,9 @@ import pytest
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
 sys.path[:0] = [str(GPU), str(GPU / "plugin")]
 
+from contest import line_up, parse_arguments  # noqa: E402
 from contestants import ALL, ContestantError, Tuned, contestant  # noqa: E402
+from loads import get_load  # noqa: E402
 from report import BEGIN, END, collect, half_width, load_table, presence, write_page  # noqa: E402
 from runs import compare_ranks  # noqa: E402
 from specgov_gpu_benchmark.contest import BenchmarkError, Contest  # noqa: E402
@@ -244,3 +246,19 @@ def test_ranks_are_compared_step_by_step(tmp_path: Path) -> None:
     assert (found["ranks"], found["steps_by_rank"], found["steps_compared"]) == (2, [4, 3], 3)
     assert (found["steps_that_differ"], found["first_that_differ"]) == (1, [2])
     assert (found["tier_switches"], found["steps_by_tier"]) == (1, {"0": 1, "3": 2})
+
+
+def test_a_load_may_have_its_own_contestants_and_be_played_but_once(tmp_path: Path) -> None:
+    words = ["-o", str(tmp_path / "out.json"), "--loads", "ramp,steady_8", "--contestants", "oracle,static-3"]
+    words += ["--only", "steady_8=static-3", "--once", "mixed=specgov-greedy", "--", "--model-path", "m"]
+    options = parse_arguments(words)
+    asked = SimpleNamespace(options=options, document={"left_out": []})
+    tuned, profile = Tuned({}, tmp_path), tmp_path / "profile.json"
+    options.profile = profile
+    line_ups = {name: line_up(asked, get_load(name), tuned) for name in options.loads}  # type: ignore[arg-type]
+    assert {name: [who.name for who in found] for name, found in line_ups.items()} == {
+        "ramp": ["oracle", "static-3"],
+        "steady_8": ["static-3"],
+    }
+    assert [(load.name, name) for load, name in options.once] == [("mixed", "specgov-greedy")]
+    assert options.server == ["--model-path", "m"]
