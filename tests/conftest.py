@@ -1,7 +1,8 @@
-"""Certificates of the tests' own."""
+"""What every test rests on: interrupts that arrive, and certificates of the tests' own."""
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,9 @@ import pytest
 
 if TYPE_CHECKING:
     import trustme
+
+# Where the tests run as a shell's background job they, and what they start, would ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

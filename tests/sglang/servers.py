@@ -140,7 +140,6 @@ def started(models: Path, folder: Path, *flags: str, **variables: str) -> Iterat
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_take_interrupts,
         )
     try:
         yield Server(f"http://127.0.0.1:{port}", process, folder)
@@ -196,7 +195,3 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _take_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
