@@ -6,8 +6,9 @@
 client and the sidecar are each one's own, the measuring is this file's, and so are the Python and the
 packages. A round measures each policy on each checkout, the checkouts in turn:
 
-- the sidecar's own work on a report: from the message to the decision's, with all that is counted, without
-  gRPC. It is the thread's CPU time, after ``WARM_UP_STEPS``: other work on the machine adds little to it.
+- the sidecar's own work on a report with all that is counted, without gRPC, and how much of it comes before
+  the decision can be sent (``own_work.py``). It is the thread's CPU time, in turns of a fraction of a second:
+  other work on the machine adds little to it, and to both alike.
 - unless ``--own-work``: submit and read on the engine's thread and the round trip, at steps of 5 ms, with an
   idle and a busy caller; and the sidecar's CPU time for a report, all its threads, with ``ENGINES`` engines
   of 200 steps/s. These want a quiet machine.
@@ -24,32 +25,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import hot_path
 import machine
-import numpy as np
-from rules import PROFILE, Batch, report_of
+import own_work
 
-from specgov.controller.config import ServeConfig
-from specgov.controller.engines import Engines
-from specgov.controller.metrics import Metrics
-from specgov.controller.session import Session
-from specgov.controller.telemetry import Telemetry
-from specgov.proto.v1 import specgov_pb2 as pb
-
-PARTS = ("client", "controller", "env", "policies", "proto", "sglang_plugin")
 ENGINES = 8
-BATCH_SIZES = (8, 64)
-WARM_UP_STEPS = 1000
-STEPS = 3000
 PLAN = hot_path.Plan(seconds=2.0, warm_up_s=3.0, repeats=1)
 """The warm-up is what the sidecar needs to have learnt: 600 steps."""
 FIGURES = {
-    **{f"own_work_{size}_us": f"own work, batch {size}, mean µs" for size in BATCH_SIZES},
-    **{f"own_work_p50_{size}_us": f"own work, batch {size}, p50 µs" for size in BATCH_SIZES},
+    **{
+        f"{key}_{size}_us": f"{words}, batch {size}, {average} µs"
+        for kind, words in (("own_work", "own work"), ("before_decision", "of it before the decision"))
+        for key, average in ((kind, "mean"), (f"{kind}_p50", "p50"))
+        for size in own_work.BATCH_SIZES
+    },
     "idle_submit_and_read_us": "submit + read, idle caller, p50 µs",
     "busy_submit_and_read_us": "submit + read, busy caller, p50 µs",
     "idle_round_trip_us": "round trip, idle caller, p50 µs",
@@ -58,40 +50,10 @@ FIGURES = {
 }
 
 
-def own_work(policy: str, batch_size: int) -> tuple[float, float]:
-    """CPU time in µs that a stream's thread takes for a report: mean and median."""
-    batch = Batch(batch_size, seed=0)
-    info = pb.EngineInfo(
-        engine_id="e",
-        boot_id="b",
-        tiers=batch.engine.tiers,
-        graph_batch_sizes=batch.engine.graph_batch_sizes,
-        max_running_requests=batch.engine.max_running_requests,
-        profile=PROFILE,
-    )
-    session = Session(Engines(ServeConfig(policy=policy), time.monotonic), Telemetry(Metrics()))
-    session.deliver(pb.EngineMessage(info=info))
-    decisions = session.run()
-    decision = next(decisions)
-    times_ns = []
-    for _ in range(WARM_UP_STEPS + STEPS):
-        report = report_of(batch.step(decision.num_steps), decision.decision_id)
-        session.deliver(pb.EngineMessage(report=report))
-        begun_ns = time.thread_time_ns()
-        decision = next(decisions)
-        times_ns.append(time.thread_time_ns() - begun_ns)
-    counted = np.array(times_ns[WARM_UP_STEPS:]) / 1e3
-    return float(counted.mean()), float(np.median(counted))
-
-
-def measure(policy: str, folder: Path, own_work_alone: bool) -> dict[str, float]:
-    """One checkout's figures: that from which ``specgov`` is imported here."""
+def measure(policy: str, folder: Path) -> dict[str, float]:
+    """What takes a sidecar, of one checkout: that from which ``specgov`` is imported here."""
     cores = sorted(os.sched_getaffinity(0))
     figures = {}
-    for size in BATCH_SIZES:
-        figures[f"own_work_{size}_us"], figures[f"own_work_p50_{size}_us"] = own_work(policy, size)
-    if own_work_alone:
-        return figures
     path = folder / "callers"
     with hot_path.sidecar(path, policy, cores[-1]):
         for caller in ("idle", "busy"):
@@ -109,16 +71,12 @@ def measure(policy: str, folder: Path, own_work_alone: bool) -> dict[str, float]
     return figures
 
 
-def measure_checkout(checkout: Path, policy: str, own_work_alone: bool) -> dict[str, float]:
+def measure_checkout(checkout: Path, policy: str) -> dict[str, float]:
     """The same in a process of its own that imports ``specgov`` from a checkout."""
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder, "specgov")
-        package.mkdir()
-        for part in PARTS:
-            (package / part).symlink_to(checkout.resolve() / part)
+    with own_work.imported_from(checkout) as environment:
         done = subprocess.run(
-            [sys.executable, __file__, "--measure", policy, *(["--own-work"] if own_work_alone else [])],
-            env={**os.environ, "PYTHONPATH": folder},
+            [sys.executable, __file__, "--measure", policy],
+            env=environment,
             stdout=subprocess.PIPE,
             check=True,
         )
@@ -133,10 +91,17 @@ def compare(
     found = []
     for number in range(rounds):
         for policy in policies:
-            for name in sorted(checkouts, reverse=number % 2 == 0):
+            figures: dict[str, dict[str, float]] = {name: {} for name in checkouts}
+            for size in own_work.BATCH_SIZES:
+                hot_path.progress(f"round {number + 1}: {policy}, batch {size}, own work")
+                for name, work in own_work.compare(checkouts, policy, size).items():
+                    figures[name] |= work
+            for name in () if own_work_alone else sorted(checkouts, reverse=number % 2 == 0):
                 hot_path.progress(f"round {number + 1}: {policy}, {name}")
-                figures = measure_checkout(checkouts[name], policy, own_work_alone)
-                found.append({"round": number, "policy": policy, "checkout": name, **figures})
+                figures[name] |= measure_checkout(checkouts[name], policy)
+            found += [
+                {"round": number, "policy": policy, "checkout": name, **figures[name]} for name in checkouts
+            ]
     hot_path.progress("")
     return found
 
@@ -178,7 +143,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.measure:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(measure(arguments.measure, Path(folder), arguments.own_work)))
+            print(json.dumps(measure(arguments.measure, Path(folder))))
         return
     if arguments.before is None:
         parser.error("name the checkout of the commit before")
