@@ -10,6 +10,7 @@ import enum
 import itertools
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -35,6 +36,8 @@ DEFAULT_ENGINE_LAG_STEPS = 2
 """The engine's share of the decision lag where it names none."""
 TRANSPORT_LAG_STEPS = 1
 """The round trip's usual share of the decision lag, added to the engine's."""
+
+_UP_TO = [bytes(range(num_steps + 1)) for num_steps in range(MAX_NUM_STEPS + 1)]
 
 
 class Cause(enum.StrEnum):
@@ -144,10 +147,10 @@ def check_report(
         RejectedMessage: the report is out of order, or tells of something that cannot have happened.
 
     """
-    batch_size, num_steps = report.batch_size, report.num_steps
-    if not last_step_id < report.step_id <= MAX_STEP_ID:
+    step_id, batch_size, num_steps = report.step_id, report.batch_size, report.num_steps
+    if not last_step_id < step_id <= MAX_STEP_ID:
         raise RejectedMessage(
-            Cause.STEP_ID_NOT_NEW, f"step_id {report.step_id} does not follow {last_step_id} within one boot"
+            Cause.STEP_ID_NOT_NEW, f"step_id {step_id} does not follow {last_step_id} within one boot"
         )
     if num_steps not in engine.tiers:
         raise RejectedMessage(Cause.UNKNOWN_TIER, f"num_steps {num_steps} is not in {list(engine.tiers)}")
@@ -155,23 +158,26 @@ def check_report(
         raise RejectedMessage(
             Cause.IMPOSSIBLE_COUNT, f"batch_size {batch_size} is not in 1..{engine.largest_batch_size}"
         )
-    _check_load(report)
-    accepted = _accepted(report)
-    slots, generations = _slots(report, len(accepted), generation_offset)
+    total, longest = report.sum_seq_len_tokens, report.max_seq_len_tokens
+    padded, waiting = report.padded_batch_size, report.waiting_requests
+    _check_load(batch_size, total, longest, padded, waiting)
+    accepted = report.accepted_drafts
+    _check_accepted(accepted, batch_size, num_steps)
+    slots = _slots(report.slots_u16le, len(accepted))
     return StepObservation(
-        step_id=report.step_id,
+        step_id=step_id,
         batch_size=batch_size,
         num_steps=num_steps,
-        accepted=accepted,
+        accepted=np.frombuffer(accepted, np.uint8),
         slots=slots,
-        generations=generations,
-        sum_seq_len_tokens=report.sum_seq_len_tokens,
-        max_seq_len_tokens=report.max_seq_len_tokens,
-        padded_batch_size=report.padded_batch_size,
+        generations=_generations(report.slot_generations_u8, len(slots), generation_offset),
+        sum_seq_len_tokens=total,
+        max_seq_len_tokens=longest,
+        padded_batch_size=padded,
         cuda_graph_ran=report.cuda_graph_ran if report.HasField("cuda_graph_ran") else None,
-        waiting_requests=report.waiting_requests,
-        kv_use_ratio=_kv_use_ratio(report),
-        step_ms=_step_ms(report),
+        waiting_requests=waiting,
+        kv_use_ratio=_kv_use_ratio(report) if report.HasField("kv_use_ratio") else None,
+        step_ms=_step_ms(report) if report.step_time_valid else None,
         after_prefill=report.after_prefill,
         after_idle=report.after_idle,
         has_grammar=report.has_grammar,
@@ -196,68 +202,71 @@ def check_engine_rule(report: pb.StepReport, engine: EngineSpec) -> int | None:
     return report.engine_rule_num_steps
 
 
-def _accepted(report: pb.StepReport) -> NDArray[np.uint8]:
-    accepted = np.frombuffer(report.accepted_drafts, np.uint8)
-    if len(accepted) > report.batch_size:
+def _check_accepted(accepted: bytes, batch_size: int, num_steps: int) -> None:
+    if len(accepted) > batch_size:
         raise RejectedMessage(
             Cause.IMPOSSIBLE_COUNT,
-            f"accepted_drafts has {len(accepted)} entries for a batch of {report.batch_size}",
+            f"accepted_drafts has {len(accepted)} entries for a batch of {batch_size}",
         )
-    if len(accepted) and (most := int(accepted.max())) > report.num_steps:
+    if too_many := accepted.translate(None, _UP_TO[num_steps]):
         raise RejectedMessage(
-            Cause.IMPOSSIBLE_COUNT, f"{most} accepted drafts cannot come from num_steps {report.num_steps}"
+            Cause.IMPOSSIBLE_COUNT,
+            f"{max(too_many)} accepted drafts cannot come from num_steps {num_steps}",
         )
-    return accepted
 
 
-def _slots(
-    report: pb.StepReport, entries: int, generation_offset: int
-) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
-    """Slots and generations, both with ``entries`` entries, or both empty where there are no slots."""
-    if len(report.slots_u16le) not in (0, 2 * entries):
+def _slots(slots_u16le: bytes, entries: int) -> NDArray[np.uint16]:
+    """Slots, one for each of ``entries`` entries, or empty where there are none."""
+    if len(slots_u16le) not in (0, 2 * entries):
         raise RejectedMessage(
             Cause.LENGTH_MISMATCH,
-            f"slots_u16le has {len(report.slots_u16le)} bytes for {entries} entries of 2 bytes each",
+            f"slots_u16le has {len(slots_u16le)} bytes for {entries} entries of 2 bytes each",
         )
-    slots = np.frombuffer(report.slots_u16le, "<u2")
-    if len(report.slot_generations_u8) not in (0, len(slots)):
-        raise RejectedMessage(
-            Cause.LENGTH_MISMATCH,
-            f"slot_generations_u8 has {len(report.slot_generations_u8)} entries for {len(slots)} slots",
-        )
+    return _distinct_slots(slots_u16le)
+
+
+@lru_cache(maxsize=128)
+def _distinct_slots(slots_u16le: bytes) -> NDArray[np.uint16]:
+    """The slots; kept, since most steps have the requests of the step before, and read-only."""
+    slots = np.frombuffer(slots_u16le, "<u2")
     ordered = np.sort(slots)
     same = ordered[1:] == ordered[:-1]
     if same.any():
         raise RejectedMessage(
             Cause.DUPLICATE_SLOT, f"slot {ordered[1:][same][0]} occurs more than once in the report"
         )
-    if report.slot_generations_u8:
-        return slots, np.frombuffer(report.slot_generations_u8, np.uint8) + np.uint8(generation_offset)
-    return slots, np.full(len(slots), generation_offset, np.uint8)
+    return slots
 
 
-def _check_load(report: pb.StepReport) -> None:
+def _generations(generations_u8: bytes, entries: int, offset: int) -> NDArray[np.uint8]:
+    """Generations of ``entries`` slots; where the report has none they differ from boot to boot alone."""
+    if len(generations_u8) not in (0, entries):
+        raise RejectedMessage(
+            Cause.LENGTH_MISMATCH,
+            f"slot_generations_u8 has {len(generations_u8)} entries for {entries} slots",
+        )
+    generations = np.frombuffer(generations_u8 or bytes(entries), np.uint8)
+    return generations + np.uint8(offset) if offset else generations
+
+
+def _check_load(batch_size: int, total: int, longest: int, padded: int, waiting: int) -> None:
     """Sequence lengths, padding and queue against each other and against what can be."""
-    total, longest, batch_size = report.sum_seq_len_tokens, report.max_seq_len_tokens, report.batch_size
     _check_at_most("max_seq_len_tokens", longest, MAX_SEQ_LEN_TOKENS)
     _check_at_most("sum_seq_len_tokens", total, MAX_SEQ_LEN_TOKENS * batch_size)
-    _check_at_most("waiting_requests", report.waiting_requests, MAX_WAITING_REQUESTS)
+    _check_at_most("waiting_requests", waiting, MAX_WAITING_REQUESTS)
     if total and longest and not longest <= total <= longest * batch_size:
         raise RejectedMessage(
             Cause.IMPOSSIBLE_COUNT,
             f"{batch_size} requests of at most {longest} tokens cannot have {total} together",
         )
-    if report.padded_batch_size and report.padded_batch_size < batch_size:
+    if padded and padded < batch_size:
         raise RejectedMessage(
-            Cause.IMPOSSIBLE_COUNT,
-            f"padded_batch_size {report.padded_batch_size} is less than batch_size {batch_size}",
+            Cause.IMPOSSIBLE_COUNT, f"padded_batch_size {padded} is less than batch_size {batch_size}"
         )
-    _check_at_most("padded_batch_size", report.padded_batch_size, MAX_BATCH_SIZE)
+    _check_at_most("padded_batch_size", padded, MAX_BATCH_SIZE)
 
 
-def _kv_use_ratio(report: pb.StepReport) -> float | None:
-    if not report.HasField("kv_use_ratio"):
-        return None
+def _kv_use_ratio(report: pb.StepReport) -> float:
     ratio = report.kv_use_ratio
     if not math.isfinite(ratio):
         raise RejectedMessage(Cause.NOT_A_NUMBER, f"kv_use_ratio is {ratio}")
@@ -266,9 +275,7 @@ def _kv_use_ratio(report: pb.StepReport) -> float | None:
     return ratio
 
 
-def _step_ms(report: pb.StepReport) -> float | None:
-    if not report.step_time_valid:
-        return None
+def _step_ms(report: pb.StepReport) -> float:
     step_ms = report.step_time_us / 1000.0
     if not 0.0 < step_ms <= MAX_STEP_MS:
         raise RejectedMessage(
