@@ -30,11 +30,13 @@ class MessagePace:
         earned = self.per_s * max(0.0, now_s - self._last_s)
         self._last_s = now_s
         room = min(self._burst, self._room + earned)
-        taken = count if count <= room else int(room)
+        if count <= room and not self._shed:  # as nearly always
+            self._room = room - count
+            return 0
+        taken = min(count, int(room))
         self._room = room - taken
         surplus = count - taken
-        if surplus or self._shed:
-            self._shed = max(0.0, self._shed - earned) + surplus
+        self._shed = max(0.0, self._shed - earned) + surplus
         return surplus
 
     @property

@@ -9,7 +9,6 @@ rejected, so that decisions stay fresh; a stream that goes far beyond is ended.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import queue
 import threading
@@ -217,9 +216,8 @@ class Session:
     def _take(self) -> list[_Mail]:
         """All mail that waits, at least one piece."""
         mail = [self._mailbox.get()]
-        with contextlib.suppress(queue.Empty):
-            while len(mail) < MAX_WAITING_MESSAGES:
-                mail.append(self._mailbox.get_nowait())
+        while not self._mailbox.empty() and len(mail) < MAX_WAITING_MESSAGES:
+            mail.append(self._mailbox.get_nowait())  # nobody else takes from it
         return mail
 
     def _handle(self, engine: Engine, mail: Sequence[_Mail]) -> pb.Decision | None:
@@ -230,7 +228,9 @@ class Session:
             if engine.session is not self:
                 raise SessionEnded(grpc.StatusCode.ABORTED, _SUPERSEDED)
             switches = engine.tier_switches
-            mail = self._shed_surplus(engine, mail, started_s)
+            surplus = self._pace.surplus(sum([type(piece) in _FROM_ENGINE for piece in mail]), started_s)
+            if surplus:
+                mail = self._shed(engine, mail, surplus)
             wanted = [self._take_in(engine, piece, records) for piece in mail]
             decision = engine.decide() if any(wanted) and not self._input_ended else None
             self._telemetry.stepped(engine, records, decision)
@@ -244,17 +244,13 @@ class Session:
             )
         return decision
 
-    def _shed_surplus(self, engine: Engine, mail: Sequence[_Mail], now_s: float) -> Sequence[_Mail]:
-        """Reject the oldest of the engine's messages where there are more than it may send.
+    def _shed(self, engine: Engine, mail: Sequence[_Mail], surplus: int) -> Sequence[_Mail]:
+        """Reject the ``surplus`` oldest of the engine's messages, since it sent more than it may.
 
         Raises:
             SessionEnded: it sends far more, and for long.
 
         """
-        sent = len([piece for piece in mail if type(piece) in _FROM_ENGINE])
-        surplus = self._pace.surplus(sent, now_s)
-        if not surplus:
-            return mail
         limit = f"the limit of {self._pace.per_s} messages/s (max_reports_per_s)"
         if self._pace.is_hopeless:
             raise SessionEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, f"far beyond {limit}, for long")
@@ -268,29 +264,19 @@ class Session:
 
     def _take_in(self, engine: Engine, mail: _Mail, records: list[StepRecord]) -> bool:
         """Take one piece of mail in; whether it calls for a new decision."""
-        if isinstance(mail, SessionEnded):
-            raise mail
-        if isinstance(mail, _InputEnded):
-            self._input_ended = True
-            return False
-        if isinstance(mail, _Refresh):
-            return True
         try:
-            if isinstance(mail, RejectedMessage):
+            if isinstance(mail, pb.EngineMessage):
+                if mail.HasField("report"):
+                    records.append(engine.observe(mail.report))
+                    return True
+                return _take_in_other(engine, mail)
+            if isinstance(mail, RejectedMessage | SessionEnded):
                 raise mail
-            kind = mail.WhichOneof("message")
-            if kind == "report":
-                records.append(engine.observe(mail.report))
-                return True
-            if kind == "event":
-                return _apply_event(engine, mail.event)
-            if kind == "info":
-                raise RejectedMessage(
-                    Cause.REPEATED_INFO, "EngineInfo comes once, as a stream's first message"
-                )
         except RejectedMessage as error:
             self._reject(engine, error)
-        return False  # also for a kind of message that only a newer protocol knows
+            return False
+        self._input_ended |= isinstance(mail, _InputEnded)
+        return isinstance(mail, _Refresh)
 
     def _reject(self, engine: Engine, error: RejectedMessage) -> None:
         """Count a bad message; log the first of its cause, the second, the fourth and so on."""
@@ -305,6 +291,19 @@ class Session:
                 problem=str(error),
                 times=count,
             )
+
+
+def _take_in_other(engine: Engine, message: pb.EngineMessage) -> bool:
+    """Take in what is no report; whether it calls for a new decision.
+
+    Raises:
+        RejectedMessage: it comes only at a stream's start.
+
+    """
+    if message.HasField("info"):
+        raise RejectedMessage(Cause.REPEATED_INFO, "EngineInfo comes once, as a stream's first message")
+    # What is no event either is a kind of message that only a newer protocol knows.
+    return message.HasField("event") and _apply_event(engine, message.event)
 
 
 def _apply_event(engine: Engine, event: pb.EngineEvent) -> bool:
