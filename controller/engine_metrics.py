@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import (
@@ -29,6 +27,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from specgov.controller.guard.metrics import guard_families
+from specgov.controller.histogram import Histogram
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
@@ -49,32 +48,37 @@ def reason_label(reason: int) -> str:
     return pb.Reason.Name(reason).removeprefix("REASON_").lower()  # type: ignore[arg-type]
 
 
-class _Histogram:
-    """Counts of values in buckets whose upper ends are ``bounds``, ends included."""
+class _OfTier:
+    """What is counted of the steps that ran at one tier."""
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
+    __slots__ = ("output_tokens", "request_steps", "steps")
 
-    def add(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Each bucket's upper end, as text, with the count of all values up to it."""
-        ends = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
-        return list(zip(ends, map(float, accumulate(self._counts)), strict=True))
+    def __init__(self) -> None:
+        self.steps = self.request_steps = self.output_tokens = 0
 
 
 class Tally:
     """What is counted under one label. Use every method and attribute with ``lock`` held."""
 
+    __slots__ = (
+        "baseline_output_tokens",
+        "by_tier",
+        "decisions",
+        "expected_output_tokens",
+        "lag_steps",
+        "last_report_s",
+        "lock",
+        "reports_dropped",
+        "round_trip_seconds",
+        "step_seconds",
+        "steps_by_own_rule",
+        "tier_switches",
+        "timed_steps",
+    )
+
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.steps: dict[int, int] = defaultdict(int)  # by the tier that ran, as the next two
-        self.request_steps: dict[int, int] = defaultdict(int)
-        self.output_tokens: dict[int, int] = defaultdict(int)
+        self.by_tier: dict[int, _OfTier] = defaultdict(_OfTier)
         self.timed_steps = 0
         self.step_seconds = 0.0
         self.steps_by_own_rule = 0
@@ -84,24 +88,26 @@ class Tally:
         self.expected_output_tokens = 0.0
         self.baseline_output_tokens = 0.0
         self.last_report_s = 0.0
-        self.lag_steps = _Histogram(LAG_STEPS_BUCKETS)
-        self.round_trip_seconds = _Histogram(ROUND_TRIP_SECONDS_BUCKETS)
+        self.lag_steps = Histogram(LAG_STEPS_BUCKETS)
+        self.round_trip_seconds = Histogram(ROUND_TRIP_SECONDS_BUCKETS)
 
     def add_step(self, record: StepRecord) -> None:
         """Count a step that was reported."""
         step = record.step
-        self.steps[step.num_steps] += 1
-        self.request_steps[step.num_steps] += len(step.accepted)
-        self.output_tokens[step.num_steps] += step.output_tokens
-        if step.step_ms is not None:
+        of_tier = self.by_tier[step.num_steps]
+        of_tier.steps += 1
+        of_tier.request_steps += len(step.accepted)
+        of_tier.output_tokens += step.output_tokens
+        if (step_ms := step.step_ms) is not None:
             self.timed_steps += 1
-            self.step_seconds += 1e-3 * step.step_ms
-        self.steps_by_own_rule += record.followed_decision_id == 0
+            self.step_seconds += 1e-3 * step_ms
+        if not record.followed_decision_id:
+            self.steps_by_own_rule += 1
         self.reports_dropped += record.reports_dropped
-        if record.lag_steps is not None:
-            self.lag_steps.add(record.lag_steps)
-        if record.round_trip_ms is not None:
-            self.round_trip_seconds.add(1e-3 * record.round_trip_ms)
+        if (lag_steps := record.lag_steps) is not None:
+            self.lag_steps.add(lag_steps)
+        if (round_trip_ms := record.round_trip_ms) is not None:
+            self.round_trip_seconds.add(1e-3 * round_trip_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +294,8 @@ def _counts(
     for name, tally in tallies.items():
         with tally.lock:
             for attribute, family in by_tier.items():
-                for tier, count in getattr(tally, attribute).items():
-                    family.add_metric([name, str(tier)], count)
+                for tier, of_tier in tally.by_tier.items():
+                    family.add_metric([name, str(tier)], getattr(of_tier, attribute))
             for attribute, family in plain.items():
                 family.add_metric([name], getattr(tally, attribute))
             for (reason, tier), count in tally.decisions.items():

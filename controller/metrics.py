@@ -14,7 +14,6 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
 )
@@ -22,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from specgov.controller.engine_metrics import EngineMetrics
+from specgov.controller.histogram import SharedHistogram
 from specgov.controller.validation import Cause
 
 # Else each counter brings a second series that says when it began, which is the process's start.
@@ -75,12 +75,12 @@ class Metrics:
             "Calls of the admin service without one of its tokens",
             registry=self.registry,
         )
-        self.decision_seconds = Histogram(
+        self.decision_seconds = SharedHistogram(
             "specgov_decision_seconds",
             "From taking reports to the decision's message",
-            buckets=DECISION_SECONDS_BUCKETS,
-            registry=self.registry,
+            DECISION_SECONDS_BUCKETS,
         )
+        self.registry.register(self.decision_seconds)
         self._connected_engines = Gauge(
             "specgov_connected_engines", "Engines with an open stream", registry=self.registry
         )
