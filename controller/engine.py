@@ -41,9 +41,9 @@ MODES = {"active": pb.MODE_ACTIVE, "shadow": pb.MODE_SHADOW, "frozen": pb.MODE_F
 _MODE_NAMES = {number: name for name, number in MODES.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRecord:
-    """A step that was reported, with what the report says beside the step itself.
+    """A step that was reported, with what the report says beside the step itself. Nobody changes one.
 
     ``lag_steps`` is the number of steps from the newest result that the followed decision knew to this step;
     None where the step followed none that is remembered. ``round_trip_ms`` is the engine's own measure, None
@@ -357,20 +357,21 @@ class Engine:
                 self.seat.fail(error)
 
     def _decide_by(self, policy: Policy) -> pb.Decision:
-        choice, cause = self.guard.decide(policy, self._batch)
+        batch = self._batch
+        choice, cause = self.guard.decide(policy, batch)
         reason = cause.reason if cause else choice.reason
         if self.mode == pb.MODE_SHADOW:
             reason = Reason.SHADOW  # whatever the guard did: the engine must not apply it
         elif self.mode == pb.MODE_FROZEN and not cause:
             reason = Reason.FROZEN
         decision = self.seat.build(
-            choice, self._batch.batch_size, self._last_decision_id + 1, self._last_step_id, reason
+            choice, batch.batch_size, self._last_decision_id + 1, self._last_step_id, reason
         )
         if cause:
             decision.guard_cause = int(cause)  # type: ignore[assignment]  # the enums' values are the same
-        if cause.reason is Reason.GUARD and self.seat.has_canary:
-            # What it would have made of the other policy's choice is not known.
-            decision.ClearField("propensity")
+            if cause.reason is Reason.GUARD and self.seat.has_canary:
+                # What it would have made of the other policy's choice is not known.
+                decision.ClearField("propensity")
         return decision
 
     def _admits(self, step: StepObservation, report: pb.StepReport) -> bool:
