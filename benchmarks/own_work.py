@@ -33,8 +33,8 @@ from specgov.proto.v1 import specgov_pb2 as pb
 PARTS = ("client", "controller", "env", "policies", "proto", "sglang_plugin")
 BATCH_SIZES = (8, 64)
 WARM_UP_STEPS = 1000
-BLOCK_STEPS = 250
-BLOCKS = 16
+BLOCK_STEPS = 50
+BLOCKS = 80
 
 Times = list[tuple[int, int]]
 """Of each report, in ns: all work, and what comes before the decision."""

@@ -48,10 +48,11 @@ class DecisionBuilder:
         decision.CopyFrom(template)
         decision.decision_id = decision_id
         decision.known_step_id = known_step_id
-        decision.reason = int(reason)  # type: ignore[assignment]  # the enums' values are the same
+        decision.reason = reason  # type: ignore[assignment]  # the enums' values are the same
         if choice.propensity is not None:
             decision.propensity = choice.propensity
-        add_estimates(decision, self._engine.tiers, choice.expected_tokens, choice.expected_ms)
+        if choice.expected_tokens is not None:
+            add_estimates(decision, self._engine.tiers, choice.expected_tokens, choice.expected_ms)
         return decision
 
     def check(self, choice: Choice) -> None:

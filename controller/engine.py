@@ -38,6 +38,7 @@ GENERATIONS_BETWEEN_BOOTS = 101
 """Added to slot generations with each boot; odd, so that 256 boots differ."""
 
 MODES = {"active": pb.MODE_ACTIVE, "shadow": pb.MODE_SHADOW, "frozen": pb.MODE_FROZEN, "off": pb.MODE_OFF}
+_FOLLOWED_MODES = (pb.MODE_ACTIVE, pb.MODE_FROZEN)
 _MODE_NAMES = {number: name for name, number in MODES.items()}
 
 
@@ -209,41 +210,41 @@ class Engine:
             self.reports_rejected += 1
             self.guard.rejected(error.cause, report)
             raise
-        lag = self._lag_steps(report)
+        decision_id, dropped = report.decision_id, report.reports_dropped
+        lag_steps = self._lag_steps(step.step_id, decision_id)
+        round_trip_ms = report.round_trip_us / 1000.0 if report.HasField("round_trip_us") else None
+        record = StepRecord(step, decision_id, lag_steps, engine_rule, dropped, round_trip_ms)
+        self.last_record = record
         self._last_step_id = step.step_id
         self._batch = BatchView.of(step)
         self.reports += 1
-        self.reports_dropped += report.reports_dropped
-        self.last_record = StepRecord(
-            step, report.decision_id, lag, engine_rule, report.reports_dropped, _round_trip_ms(report)
-        )
-        if self.last_record.round_trip_ms is not None:
-            self._round_trip_ms = self.last_record.round_trip_ms
+        self.reports_dropped += dropped
+        if round_trip_ms is not None:
+            self._round_trip_ms = round_trip_ms
         try:
-            if self._admits(step, report) and self.mode != pb.MODE_FROZEN:
+            if self._admits(record) and self.mode != pb.MODE_FROZEN:
                 self.seat.deciding.observe(step)
         except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
             self.seat.fail(error)
-        if not step.warm_up:
-            self.seat.stepped(step, report.decision_id, self.guard.trips)
-            if self.guard.candidate_falls_short and self.seat.has_canary:
+        if self.seat.is_trying and not step.warm_up:
+            self.seat.stepped(step, decision_id, self.guard.trips)
+            if self.seat.has_canary and self.guard.candidate_falls_short:
                 self.seat.stop_canary("the candidate's output rate fell short of the baseline's")
-        return self.last_record
+        return record
 
     def decide(self) -> pb.Decision | None:
         """The decision for the newest batch, a batch of one before the first report; None in mode off."""
         if self.mode == pb.MODE_OFF:
             return None
         decision = self._ask_policy()
-        if self.last_decisions and self.last_decisions[-1].num_steps != decision.num_steps:
+        num_steps = decision.num_steps
+        if self.last_decisions and self.last_decisions[-1].num_steps != num_steps:
             self.tier_switches += 1
         self.decisions += 1
         self._last_decision_id += 1
         self._known_step_ids.append(self._last_step_id)
         self.last_decisions.append(decision)
-        self.outlook = (
-            self.guard.outlook(decision.num_steps, self._batch.batch_size) if decision.estimates else None
-        )
+        self.outlook = self.guard.outlook(num_steps, self._batch.batch_size) if decision.estimates else None
         return decision
 
     def forget(self) -> None:
@@ -374,28 +375,24 @@ class Engine:
                 decision.ClearField("propensity")
         return decision
 
-    def _admits(self, step: StepObservation, report: pb.StepReport) -> bool:
+    def _admits(self, record: StepRecord) -> bool:
         """Whether the guard lets the policy learn from the step."""
-        followed = report.decision_id != 0 and self.mode in (pb.MODE_ACTIVE, pb.MODE_FROZEN)
+        decision_id = record.followed_decision_id
         return self.guard.admit(
-            step,
-            followed=followed,
-            reports_dropped=report.reports_dropped,
-            by_candidate=self.seat.is_candidates(report.decision_id),
+            record.step,
+            followed=decision_id != 0 and self.mode in _FOLLOWED_MODES,
+            reports_dropped=record.reports_dropped,
+            by_candidate=self.seat.is_candidates(decision_id),
         )
 
-    def _lag_steps(self, report: pb.StepReport) -> int | None:
+    def _lag_steps(self, step_id: int, decision_id: int) -> int | None:
         """Steps from the newest result that the followed decision knew; None if that is not remembered."""
-        newer = self._last_decision_id - report.decision_id
-        if report.decision_id == 0 or not 0 <= newer < len(self._known_step_ids):
+        newer = self._last_decision_id - decision_id
+        if decision_id == 0 or not 0 <= newer < len(self._known_step_ids):
             return None
         known_step_id = self._known_step_ids[-1 - newer]
         if known_step_id == 0:
             return None
-        lag = report.step_id - known_step_id
+        lag = step_id - known_step_id
         self._lags.append(lag)
         return lag
-
-
-def _round_trip_ms(report: pb.StepReport) -> float | None:
-    return report.round_trip_us / 1000.0 if report.HasField("round_trip_us") else None

@@ -212,9 +212,14 @@ class Seat:
         """Whether a canary runs."""
         return self.canary is not None and not self.canary.ended
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether steps are watched: in a canary, or in a bundle's trial."""
+        return self.trial_steps_left > 0 or self.has_canary
+
     def is_candidates(self, decision_id: int) -> bool:
         """Whether a canary's candidate made that decision."""
-        return self.has_canary and self.canary is not None and self.canary.is_candidates(decision_id)
+        return self.canary is not None and not self.canary.ended and self.canary.is_candidates(decision_id)
 
     def stepped(self, step: StepObservation, followed_decision_id: int, trips: int) -> None:
         """A step was taken in, after which the guard has tripped ``trips`` times in all."""
