@@ -42,15 +42,17 @@ OVERHEAD_S = 4.0
 """What a run takes beside its load, at most."""
 
 
-async def play_all(contest: Contest, loads: list[Load]) -> None:
-    """Check and record first; then every contestant on every load, repeat by repeat, while there is time."""
+async def play_all(contest: Contest, loads: list[Load], once: list[tuple[Load, list[str]]]) -> None:
+    """Check, then what is played ``once``, then every contestant on every load, while there is time."""
     options = contest.options
     rng = random.Random(options.seed)
     tuned = Tuned.read(options.tuned, contest.folder)
     async with session() as http:
         await prepare(contest, http)
-        for load, name in options.once:
-            await play_or_note(contest, http, load, contestant(name, load.name, tuned, options.profile), 0)
+        for load, names in once:
+            for name in names:
+                who = contestant(name, load.name, tuned, options.profile)
+                await play_or_note(contest, http, load, who, 0)
         line_ups = {load.name: line_up(contest, load, tuned) for load in loads}
         for repeat in range(options.repeats):
             for load in loads:
@@ -180,7 +182,9 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         loads_file = folder / FILE.name
         shutil.copy(FILE, loads_file)
         shutil.copy(options.trace, folder / "trace.csv")
-    loads = [get_load(name, loads_file, options.duration_s, options.at_most) for name in options.loads]
+    squeezed = (loads_file, options.duration_s, options.at_most)
+    loads = [get_load(name, *squeezed) for name in options.loads]
+    once = [(get_load(name, *squeezed), names) for name, names in options.once]
     with contextlib.ExitStack() as stack:
         governor, variables = None, {}
         if not options.plain:
@@ -212,11 +216,11 @@ def run(options: argparse.Namespace, folder: Path) -> None:
                 "duration_s": load.duration_s,
                 "count_from_s": load.count_from_s,
             }
-            for load in [*loads, *(load for load, _ in options.once)]
+            for load in [*loads, *(load for load, _ in once)]
         }
         contest.write()
         try:
-            asyncio.run(play_all(contest, loads))
+            asyncio.run(play_all(contest, loads, once))
         finally:
             contest.document["ranks"] = compare_ranks(folder)
             contest.document["server_log"] = complaints(log)[:100]
@@ -232,7 +236,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     words = lambda text: [word for word in text.split(",") if word]  # noqa: E731
     only = lambda text: (text.partition("=")[0], words(text.partition("=")[2]))  # noqa: E731
-    once = lambda text: (get_load(text.partition("=")[0]), text.partition("=")[2])  # noqa: E731
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--plain", metavar="NAME", default="", help="no Specgov: the one contestant's name")
     parser.add_argument(
@@ -244,7 +247,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--only", type=only, default=[], action="append", metavar="LOAD=NAMES", help="a load's contestants"
     )
     parser.add_argument(
-        "--once", type=once, default=[], action="append", metavar="LOAD=NAME", help="first, and not repeated"
+        "--once", type=only, default=[], action="append", metavar="LOAD=NAMES", help="first, and not repeated"
     )
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--deadline-s", type=float, default=560.0, help="of the whole command")

@@ -260,5 +260,5 @@ def test_a_load_may_have_its_own_contestants_and_be_played_but_once(tmp_path: Pa
         "ramp": ["oracle", "static-3"],
         "steady_8": ["static-3"],
     }
-    assert [(load.name, name) for load, name in options.once] == [("mixed", "specgov-greedy")]
+    assert options.once == [("mixed", ["specgov-greedy"])]
     assert options.server == ["--model-path", "m"]
