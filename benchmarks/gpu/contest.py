@@ -50,10 +50,12 @@ async def play_all(contest: Contest, loads: list[Load], once: list[tuple[Load, l
     async with session() as http:
         await prepare(contest, http)
         for load, names in once:
-            for name in names:
-                who = contestant(name, load.name, tuned, options.profile)
+            for who in line_up(contest, load, tuned, names):
                 await play_or_note(contest, http, load, who, 0)
-        line_ups = {load.name: line_up(contest, load, tuned) for load in loads}
+        line_ups = {
+            load.name: line_up(contest, load, tuned, options.only.get(load.name, options.contestants))
+            for load in loads
+        }
         for repeat in range(options.repeats):
             for load in loads:
                 order = list(line_ups[load.name])
@@ -105,12 +107,12 @@ async def prepare(contest: Contest, http: Any) -> None:
         contest.write()
 
 
-def line_up(contest: Contest, load: Load, tuned: Tuned) -> list[Contestant]:
-    """The contestants of a load; those that lack something are noted as left out."""
+def line_up(contest: Contest, load: Load, tuned: Tuned, names: list[str]) -> list[Contestant]:
+    """The contestants of a load, of these; those that lack something are noted as left out."""
     if contest.options.plain:
         return [Contestant(contest.options.plain, "none")]
     found = []
-    for name in contest.options.only.get(load.name, contest.options.contestants):
+    for name in names:
         try:
             found.append(contestant(name, load.name, tuned, contest.options.profile))
         except ContestantError as error:
@@ -145,7 +147,7 @@ def record_profile(contest: Contest, governor: Governor) -> Path | None:
 
 
 def tune(contest: Contest, loads: list[Load]) -> Path | None:
-    """Tune the peers asked for on these loads with the profile that was just recorded.
+    """Tune the peers asked for on these loads with this server's profile.
 
     Returns what ``tune.py`` wrote, None where nothing was asked for or there is no profile.
 
@@ -206,7 +208,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
             if problem in text:
                 raise SystemExit(f"the server says: {problem}; see {log}")
         if options.record_profile:
-            options.profile = record_profile(contest, governor)
+            options.profile = record_profile(contest, governor) or options.profile
             options.tuned = tune(contest, loads) or options.tuned
         if governor is not None:
             governor.serve(Contestant("", "specgov", "static:0", NO_PROFILE))
@@ -252,7 +254,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--deadline-s", type=float, default=560.0, help="of the whole command")
     parser.add_argument("--profile", type=Path, help="this server's profile (specgov calibrate)")
-    parser.add_argument("--record-profile", type=Path, help="record one first, in this file, and use it")
+    parser.add_argument(
+        "--record-profile", type=Path, help="record one first, in this file, and use it if that can be done"
+    )
     parser.add_argument("--profile-s", type=float, default=240.0, help="at most, for that")
     parser.add_argument("--profile-options", default="--max-rounds 2", help="of specgov sglang profile")
     parser.add_argument(
@@ -271,7 +275,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--tune",
         metavar="KINDS",
         default="",
-        help="tune these with the recorded profile (threshold,schedule)",
+        help="after recording, tune these (threshold,schedule)",
     )
     parser.add_argument("--trace", type=Path, help="a request trace, for the open loops")
     parser.add_argument("--duration-s", type=float, help="squeeze every load to this time")

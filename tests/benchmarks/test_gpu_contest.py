@@ -252,13 +252,17 @@ def test_a_load_may_have_its_own_contestants_and_be_played_but_once(tmp_path: Pa
     words = ["-o", str(tmp_path / "out.json"), "--loads", "ramp,steady_8", "--contestants", "oracle,static-3"]
     words += ["--only", "steady_8=static-3", "--once", "mixed=specgov-greedy", "--", "--model-path", "m"]
     options = parse_arguments(words)
-    asked = SimpleNamespace(options=options, document={"left_out": []})
-    tuned, profile = Tuned({}, tmp_path), tmp_path / "profile.json"
-    options.profile = profile
-    line_ups = {name: line_up(asked, get_load(name), tuned) for name in options.loads}  # type: ignore[arg-type]
-    assert {name: [who.name for who in found] for name, found in line_ups.items()} == {
-        "ramp": ["oracle", "static-3"],
-        "steady_8": ["static-3"],
-    }
-    assert options.once == [("mixed", ["specgov-greedy"])]
+    assert (options.loads, options.contestants) == (["ramp", "steady_8"], ["oracle", "static-3"])
+    assert (options.only, options.once) == ({"steady_8": ["static-3"]}, [("mixed", ["specgov-greedy"])])
     assert options.server == ["--model-path", "m"]
+
+
+def test_who_lacks_something_is_left_out_and_that_is_noted(tmp_path: Path) -> None:
+    contest = SimpleNamespace(options=SimpleNamespace(plain="", profile=None), document={"left_out": []})
+    names = ["static-3", "oracle", "threshold-tuned"]
+    found = line_up(contest, get_load("ramp"), Tuned({}, tmp_path), names)  # type: ignore[arg-type]
+    assert [who.name for who in found] == ["static-3"]
+    assert [line.split()[:2] for line in contest.document["left_out"]] == [
+        ["ramp:", "oracle"],
+        ["ramp:", "threshold-tuned"],
+    ]
