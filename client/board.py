@@ -1,7 +1,7 @@
-"""A few pages of memory that a relay writes and its engine reads: the newest decision, the relay's counts.
+"""A few pages that an engine and its relay both see: packets one way, the newest decision the other.
 
-Of both the newest alone counts, so there is nothing to queue, and looking for news costs the engine's thread
-no system call.
+Of decisions, and of the relay's counts, the newest alone counts, so there is nothing to queue. Neither
+looking for news nor writing a packet costs the engine's thread a system call.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import struct
 import zlib
 from typing import final
 
+from specgov.client.ring import RING_BYTES, Ring
+
 PLACE_BYTES = 128 * 1024
 """Room for a packet; gRPC takes no decision from a sidecar that would need more."""
 
 _NUMBER = struct.Struct("=Q")
 _HEAD = struct.Struct("=QII")  # number, bytes, check sum
 _AREA_BYTES = mmap.PAGESIZE + 2 * PLACE_BYTES
+_BOARD_BYTES = 2 * _AREA_BYTES + RING_BYTES
 
 
 @final
@@ -77,13 +80,15 @@ class Area:
 class Board:
     """One process's view of a board."""
 
-    __slots__ = ("_memory", "decisions", "stats")
+    __slots__ = ("_memory", "decisions", "packets", "stats")
 
     def __init__(self, file: int) -> None:
         """View the board in ``file``, a descriptor of ``new_board_file``; it may be closed afterwards."""
-        self._memory = mmap.mmap(file, 2 * _AREA_BYTES)
+        # Populated: a page's first use would hold up the engine's thread for some microseconds.
+        self._memory = mmap.mmap(file, _BOARD_BYTES, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self.decisions = Area(self._memory, 0)
         self.stats = Area(self._memory, _AREA_BYTES)
+        self.packets = Ring(self._memory, 2 * _AREA_BYTES)
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -91,14 +96,14 @@ class Board:
 
 
 def new_board_file() -> int:
-    """A descriptor of memory for an empty board; its pages are taken when they are written.
+    """A descriptor of memory for an empty board.
 
     Raises:
         OSError: there is none to be had.
 
     """
     file = os.memfd_create("specgov-board", os.MFD_CLOEXEC)
-    os.ftruncate(file, 2 * _AREA_BYTES)
+    os.ftruncate(file, _BOARD_BYTES)
     return file
 
 

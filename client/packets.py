@@ -1,8 +1,8 @@
 """What an engine and its relay say to each other.
 
-To the relay by a socket, which keeps the bounds of packets: a type byte and a body. From the relay by a board
-(``specgov.client.board``): the newest decision, and its client's counts. Both ends run the same installation:
-the form is nobody else's and may change with any release.
+By a board (``specgov.client.board``): to the relay packets, of a type byte and a body each; from it the
+newest decision, and its client's counts. A socket wakes the relay where it sleeps, and ends with either
+process. Both ends run the same installation: the form is nobody else's and may change with any release.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import struct
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
 from specgov.client.client import ClientStats
@@ -21,8 +22,8 @@ INFO = b"I"  # EngineInfo, as the protocol has it; the first packet to the relay
 REPORT = b"R"
 EVENT = b"E"  # EngineEvent, as the protocol has it
 
-MAX_BYTES = 256 * 1024
-"""Room for any packet: a socket's buffer, which has to hold it, is smaller by default."""
+WAKE_UP = b"W"
+"""All that goes by the socket."""
 
 # The engine's thread writes a report and reads a decision at each step. As structs they cost it a fraction of
 # what protobuf's messages do; the relay makes messages of them.
@@ -69,6 +70,11 @@ def pack_report(report: Report, reports_dropped: int) -> bytes:
     except struct.error as error:
         raise ValueError(str(error)) from error
     return b"".join((head, accepted, slots, one_byte_each(report.generations)))
+
+
+def reports_in(packets: Iterable[bytes]) -> int:
+    """How many reports ``packets`` hold and tell to have been dropped."""
+    return sum(1 + unpack_report(packet)[1] for packet in packets if packet.startswith(REPORT))
 
 
 def unpack_report(packet: bytes) -> tuple[Report, int]:

@@ -3,9 +3,10 @@
 Why: Python runs one thread at a time (the GIL). A stream's threads and gRPC's run Python for each report and
 each decision, and whenever an engine's loop lets go of the lock, as most C calls do, one of them may take it;
 the loop then waits. A loop that is bound by Python, as SGLang's scheduler is at small batches, loses more
-time that way than the threads' own work takes. So the stream is in another process. The engine's thread
-sends to that by a socket on which it never waits, and finds the newest decision in memory that both see: one
-system call a step.
+time that way than the threads' own work takes. So the stream is in another process. What the engine's thread
+has to say goes into memory that both see, and there it finds the newest decision. While steps are being made
+the relay looks by itself; after a pause the first report wakes it, by a socket on which nobody waits. So a
+step costs the engine's thread no system call.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class RelayClient:
     """An engine's end of the control stream, for engines that are bound by Python.
 
     ``submit``, ``current``, ``newest`` and ``event`` belong to one thread of the engine's, never wait and
-    never raise, whatever state relay and sidecar are in. Reports go to the relay through the socket's buffer,
-    which holds a few hundred; when it is full, which only a relay that stands still brings about, the newest
-    report is dropped and counted in the next that is sent. A relay that has ended is started again, first
-    after a second, then after twice as long each time up to a minute; the first report that finds none shows
-    that. Until then decisions age and reports are dropped. The start costs the calling thread a few
-    milliseconds, at most once in that time.
+    never raise, whatever state relay and sidecar are in. Reports go to the relay through memory that holds a
+    few hundred; when it is full, which only a relay that stands still brings about, the newest report is
+    dropped and counted in the next that is sent. A relay that has ended is started again, first after a
+    second, then after twice as long each time up to a minute; the second report that it does not take shows
+    that, or the first after a pause. Until then decisions age and reports are dropped. The start costs the
+    calling thread a few milliseconds, at most once in that time.
 
     The relay ends with the client or with the engine's process, however that ends. A forked child's copy of
     a client takes reports and finds no new decision, but cannot be started.
@@ -90,7 +91,7 @@ class RelayClient:
         self._events: deque[bytes] = deque(maxlen=MAX_EVENTS)
         self._started_s = self._restart_s = 0.0
         self._restart_wait_s = RESTART_BASE_S
-        self._submitted = self._rejected = self._dropped = self._untold = 0
+        self._submitted = self._rejected = self._untold = 0
         self._stats = _NO_STATS  # of the relay
         self._past = _NO_STATS  # of those that have ended
         self._last_error = ""
@@ -123,11 +124,11 @@ class RelayClient:
             self._last_error = f"report {report!r:.200} cannot be sent: {error}"
             log.warning(self._last_error)
             return
-        if self._send_events() and self._send(packet):
+        if self._put_events() and self._put(packet):
             self._untold = 0
         else:
-            self._dropped += 1
             self._untold += 1
+        self._wake_where_asleep()
 
     def current(self, step_id: int) -> Decision | None:
         """As ``StreamClient.current``: the newest decision if it may be applied to step ``step_id``."""
@@ -144,7 +145,8 @@ class RelayClient:
         if kind == pb.EngineEvent.KIND_PAUSED:
             self._life.pause()
         self._events.append(packets.EVENT + pb.EngineEvent(kind=kind, step_id=step_id).SerializeToString())
-        self._send_events()
+        self._put_events()
+        self._wake_where_asleep()
 
     def close(self, timeout_s: float = _END_S) -> None:
         """Let the relay send what it has and end the stream; it is killed where that takes longer.
@@ -154,7 +156,7 @@ class RelayClient:
         if self._closer is None or not self._closer.alive:
             return
         self._closer.detach()
-        self._send_events()
+        self._put_events()
         self._line.finish(timeout_s)
         self._relay_stats()  # its last
         self._line.end(0.0)
@@ -181,27 +183,29 @@ class RelayClient:
             self._stats = packets.unpack_stats(packet)
         return self._stats
 
-    # Socket and board. Nothing here waits.
+    # Board and socket. Nothing here waits.
 
-    def _send(self, packet: bytes) -> bool:
-        connection = self._line.connection
-        if connection is None:
-            return False
-        try:
-            connection.send(packet, _DONT_WAIT)
-        except OSError as error:  # no room, or nobody there
-            if error.errno in _GONE:
-                self._lose(os.strerror(error.errno))
-            return False
-        return True
+    def _put(self, packet: bytes) -> bool:
+        board = self._line.board
+        return board is not None and board.packets.write(packet)
 
-    def _send_events(self) -> bool:
+    def _put_events(self) -> bool:
         events = self._events
         while events:
-            if not self._send(events[0]):
+            if not self._put(events[0]):
                 return False
             events.popleft()
         return True
+
+    def _wake_where_asleep(self) -> None:
+        board, connection = self._line.board, self._line.connection
+        if board is None or connection is None or not board.packets.must_be_woken(time.monotonic()):
+            return
+        try:
+            connection.send(packets.WAKE_UP, _DONT_WAIT)
+        except OSError as error:  # no room, since it was woken often enough, or nobody there
+            if error.errno in _GONE:
+                self._lose(os.strerror(error.errno))
 
     def _read(self) -> None:
         """Hold the newest decision where it is news. The relay lets none with unknown tiers through."""
@@ -233,6 +237,10 @@ class RelayClient:
     def _lose(self, why: str) -> None:
         """Note that there is no relay, and when the next one may be started."""
         past, relay = self._past, self._relay_stats()
+        if self._line.board is not None:
+            left = self._line.board.packets.left()
+            self._untold += packets.reports_in(left)
+            self._events.extendleft(packet for packet in reversed(left) if packet.startswith(packets.EVENT))
         self._line.cut()
         self._stats = _NO_STATS
         self._past = replace(

@@ -90,7 +90,7 @@ class RelayLine:
                 process_group=0,
             )
             connection.setblocking(False)
-            connection.send(self._info, socket.MSG_NOSIGNAL)
+            board.packets.write(self._info)
             ours_unless_it_starts.pop_all()
         self.connection, self.board = connection, board
 

@@ -1,6 +1,9 @@
 """The relay: ``python -m specgov.client.relay_process``, which ``RelayClient`` starts beside an engine.
 
-It runs a ``StreamClient``, which gets what comes by the engine's socket and whose decisions go on the board.
+It runs a ``StreamClient``, which gets the engine's packets and whose decisions go on the board. While steps
+are being made it looks for packets several times a step, so that the engine need not wake it; when none has
+come for a while it sleeps until the engine's socket wakes it.
+
 It ends when the engine does, by whatever cause: the socket's end says so, or, where a process that the engine
 forked still holds the engine's end of the socket, the relay's parent, which is then another.
 """
@@ -30,7 +33,13 @@ relay of an engine in real time stays there too: at the engine's priority it int
 below it would wait for every process that the engine was put before."""
 CLOSE_S = 0.4
 """For the stream to end with all that was queued; the engine's ``close`` waits a little longer."""
-_TICK_MS = 500
+LOOKS_A_STEP = 16
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 100e-6, 1e-3
+"""Between two looks. Each takes some ten microseconds of CPU time; a report waits for half a pause."""
+LOOKS_FOR_S = 0.05
+"""Since the last packet, as the engine is told; it is longer by a few pauses, so that the engine, which reads
+the time after it wrote a packet, can rely on a look that comes after that."""
+_TICK_S = 0.5
 
 
 class Relay:
@@ -41,18 +50,13 @@ class Relay:
         self._connection = connection
         self._board = board
         self._told: ClientStats | None = None
-        self._buffer = memoryview(bytearray(packets.MAX_BYTES))
+        self._next_tick_s = 0.0
 
     def run(self) -> None:
         """Carry packets until the engine is gone or has closed; then end the stream."""
-        first = b""
-        while not first:
-            if not self._wait() and self._orphaned():
+        while (first := self._board.packets.take()) is None:
+            if not self._sleep() or self._orphaned():
                 return
-            with suppress(BlockingIOError):
-                first = self._connection.recv(packets.MAX_BYTES)
-                if not first:
-                    return
         client = self._client(first)
         client.start()
         self._carry(client)
@@ -80,41 +84,58 @@ class Relay:
             self._told = stats
 
     def _carry(self, client: StreamClient) -> None:
-        next_tick_s = 0.0
+        pause_s, last_s = LONGEST_PAUSE_S, 0.0
         while True:
-            ready = self._wait()
-            while ready:
-                try:
-                    size = self._connection.recv_into(self._buffer)
-                except BlockingIOError:
-                    break
-                except OSError:
-                    return
-                if not size:
-                    return
-                self._take(client, self._buffer[:size])
             now_s = time.monotonic()
-            if now_s >= next_tick_s or not ready:
-                next_tick_s = now_s + _TICK_MS / 1000
+            if self._take_all(client, now_s + LOOKS_FOR_S):
+                pause_s = min(max((now_s - last_s) / LOOKS_A_STEP, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+                last_s = now_s
+            if now_s >= self._next_tick_s:
+                self._next_tick_s = now_s + _TICK_S
                 self._tell(client.stats())
                 if self._orphaned():
                     return
+            if now_s < last_s + LOOKS_FOR_S + 2 * LONGEST_PAUSE_S:
+                time.sleep(pause_s)
+            elif not self._sleep():
+                self._take_all(client, 0.0)
+                return
 
-    def _take(self, client: StreamClient, packet: memoryview) -> None:
-        kind = bytes(packet[:1])
-        if kind == packets.REPORT:
-            report, dropped = packets.unpack_report(bytes(packet))
+    def _take_all(self, client: StreamClient, looks_until_s: float) -> bool:
+        """Hand on what has come; whether there was anything."""
+        ring = self._board.packets
+        packet = ring.take()
+        if packet is None:
+            return False
+        while packet is not None:
+            self._take(client, packet)
+            packet = ring.take()
+        ring.promise(looks_until_s)
+        return True
+
+    def _take(self, client: StreamClient, packet: bytes) -> None:
+        if packet.startswith(packets.REPORT):
+            report, dropped = packets.unpack_report(packet)
             client.count_dropped(dropped)
             client.submit(report)
-        elif kind == packets.EVENT:
-            event = pb.EngineEvent.FromString(bytes(packet[1:]))
+        elif packet.startswith(packets.EVENT):
+            event = pb.EngineEvent.FromString(packet[1:])
             client.event(event.kind, event.step_id)
 
-    def _wait(self) -> bool:
-        """Whether there is something to read, after a tick at the latest."""
+    def _sleep(self) -> bool:
+        """Sleep until woken, a tick at most; False where the engine is gone or has closed."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        return bool(poll.poll(_TICK_MS))
+        if not poll.poll(1000 * _TICK_S):
+            return True
+        try:
+            while self._connection.recv(len(packets.WAKE_UP)):
+                pass
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def _orphaned(self) -> bool:
         return os.getppid() != self._arguments.engine_pid

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specgov.client import Decision, Report, TierRange
+from specgov.client.board import PLACE_BYTES
 from specgov.client.messages import MAX_NEIGHBOURS, report_to_proto
-from specgov.client.packets import MAX_BYTES, pack_decision, pack_report, unpack_decision, unpack_report
+from specgov.client.packets import pack_decision, pack_report, unpack_decision, unpack_report
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
@@ -104,4 +105,4 @@ def test_the_longest_decision_finds_room() -> None:
     decision = Decision(
         1, 1, 3, 1, 1, (TierRange(1, 2, 3),) * MAX_NEIGHBOURS, 1, 1, 1, "p" * 32_000, "v" * 32_000, None, 0.0
     )
-    assert len(pack_decision(decision)) < MAX_BYTES / 2 - 16  # half is a place on the board
+    assert len(pack_decision(decision)) <= PLACE_BYTES - 16  # less a place's head

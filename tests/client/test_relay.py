@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -172,6 +173,45 @@ def test_a_relay_that_stands_still_delays_nothing_and_its_drops_are_told(
     assert sum(report.reports_dropped for report in reports) == dropped == 2002 - len(reports)
 
 
+def test_a_report_after_a_pause_wakes_the_relay(
+    sidecar: Any, make_relay_client: MakeClient, eventually: Eventually
+) -> None:
+    client = make_relay_client()
+    for step_id in range(1, 4):
+        client.submit(Report(step_id, 1, 3))
+        eventually(lambda step_id=step_id: knows(client, step_id))
+        board = client._line.board
+        assert board is not None
+        eventually(lambda board=board: board.packets.must_be_woken(time.monotonic()))
+    assert [next_report(sidecar).step_id for _ in range(3)] == [1, 2, 3]
+
+
+def test_what_lay_before_a_killed_relay_is_told_to_the_next(
+    sidecar: Any, make_relay_client: MakeClient, clock: Any, eventually: Eventually
+) -> None:
+    """It hung before: there was no more room. Events come again, reports are counted."""
+    client = make_relay_client(clock=clock)
+    client.submit(Report(1, 1, 3))
+    eventually(lambda: knows(client, 1))
+    pid = relay_pid(client)
+    os.kill(pid, signal.SIGSTOP)
+    client.event(pb.EngineEvent.KIND_WEIGHTS_UPDATED, 1)
+    while not client.stats().dropped:
+        client.submit(Report(2, 256, 3, bytes(256)))
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not is_alive(pid))
+    client.submit(Report(2, 1, 3))
+    dropped = client.stats().submitted - 1
+    assert client.stats().dropped == dropped
+    clock.advance(RESTART_BASE_S)
+    client.submit(Report(3, 1, 3))
+    while not (message := sidecar.next_message()).HasField("event"):
+        pass
+    assert message.event == pb.EngineEvent(kind=pb.EngineEvent.KIND_WEIGHTS_UPDATED, step_id=1)
+    report = sidecar.next_report()
+    assert (report.step_id, report.reports_dropped) == (3, dropped)
+
+
 def test_a_killed_relay_is_started_again_after_waits_that_grow(
     sidecar: Any, make_relay_client: MakeClient, clock: Any, eventually: Eventually
 ) -> None:
@@ -185,23 +225,25 @@ def test_a_killed_relay_is_started_again_after_waits_that_grow(
         os.kill(pid, signal.SIGKILL)
         eventually(lambda pid=pid: not is_alive(pid))
         client.submit(Report(step_id + 1, 1, 3))  # goes nowhere, and is told of
+        client.submit(Report(step_id + 2, 1, 3))  # so does this, and shows that nobody takes the first
         clock.advance(wait_s / 2)
         client.current(1)
         assert relay_pid(client) == pid
         clock.advance(wait_s / 2)
         client.current(1)
         assert relay_pid(client) != pid
-        step_id += 2
+        step_id += 3
         client.submit(Report(step_id, 1, 3))
         eventually(lambda step_id=step_id: knows(client, step_id))
         wait_s *= 2
     reports = [next_report(sidecar) for _ in range(3)]
-    assert [(r.step_id, r.reports_dropped) for r in reports] == [(1, 0), (3, 1), (5, 1)]
+    assert [(r.step_id, r.reports_dropped) for r in reports] == [(1, 0), (4, 2), (7, 2)]
     assert wait_s < RESTART_MAX_S
     clock.advance(RESTART_MAX_S)  # one that lived so long is a new beginning
     os.kill(pid := relay_pid(client), signal.SIGKILL)
     eventually(lambda: not is_alive(pid))
     client.submit(Report(step_id + 1, 1, 3))
+    client.submit(Report(step_id + 2, 1, 3))
     clock.advance(RESTART_BASE_S)
     client.current(1)
     assert relay_pid(client) != pid
