@@ -14,6 +14,7 @@ MAX_NEIGHBOURS = 64
 MAX_POLICY_CHARS = 256
 """A decision whose policy has a longer name or version is rejected."""
 
+_BYTE_DTYPE = np.dtype(np.uint8)
 _SLOT_DTYPE = np.dtype("<u2")
 
 
@@ -155,7 +156,7 @@ def one_byte_each(values: bytes | NDArray[np.uint8]) -> bytes:
     """
     if isinstance(values, bytes):
         return values
-    return (values if values.dtype == np.uint8 else values.astype(np.uint8, casting="safe")).tobytes()
+    return (values if values.dtype == _BYTE_DTYPE else values.astype(np.uint8, casting="safe")).tobytes()
 
 
 def two_bytes_each(values: bytes | NDArray[np.uint16]) -> bytes:

@@ -27,7 +27,8 @@ WAKE_UP = b"W"
 
 # The engine's thread writes a report and reads a decision at each step. As structs they cost it a fraction of
 # what protobuf's messages do; the relay makes messages of them.
-_REPORT = struct.Struct("<c 4Q 6I 5? b q ?d 2I")
+# The fields are in their order, with what tells None before them; drops and the arrays' bytes come last.
+_REPORT = struct.Struct("<c Q 2I 2Q 2I ? I b ?d 4? Q q 3I")
 _DECISION = struct.Struct("<d 2Q 5I i ?d 2I")
 _RANGE = struct.Struct("<3I")
 _NOT_KNOWN = -1
@@ -40,36 +41,57 @@ def pack_report(report: Report, reports_dropped: int) -> bytes:
         AttributeError, TypeError, ValueError: a value is of the wrong kind or outside its field's range.
 
     """
-    accepted, slots = one_byte_each(report.accepted), two_bytes_each(report.slots)
-    graph_ran, kv_use, rule = report.cuda_graph_ran, report.kv_use_ratio, report.engine_rule_num_steps
+    (
+        step_id,
+        batch_size,
+        num_steps,
+        accepted,
+        slots,
+        generations,
+        sum_seq_len_tokens,
+        max_seq_len_tokens,
+        waiting_requests,
+        step_time_us,
+        step_time_valid,
+        padded_batch_size,
+        graph_ran,
+        kv_use,
+        after_prefill,
+        after_idle,
+        has_grammar,
+        warm_up,
+        decision_id,
+        rule,
+    ) = report  # at once: twenty attributes would take longer than all the rest
+    accepted, slots = one_byte_each(accepted), two_bytes_each(slots)
     try:
         head = _REPORT.pack(
             REPORT,
-            report.step_id,
-            report.sum_seq_len_tokens,
-            report.max_seq_len_tokens,
-            report.decision_id,
-            report.batch_size,
-            report.num_steps,
-            report.waiting_requests,
-            report.step_time_us,
-            report.padded_batch_size,
-            reports_dropped,
-            report.step_time_valid,
-            report.after_prefill,
-            report.after_idle,
-            report.has_grammar,
-            report.warm_up,
+            step_id,
+            batch_size,
+            num_steps,
+            sum_seq_len_tokens,
+            max_seq_len_tokens,
+            waiting_requests,
+            step_time_us,
+            step_time_valid,
+            padded_batch_size,
             _NOT_KNOWN if graph_ran is None else graph_ran,
-            _NOT_KNOWN if rule is None else rule,
             kv_use is not None,
             kv_use or 0.0,
+            after_prefill,
+            after_idle,
+            has_grammar,
+            warm_up,
+            decision_id,
+            _NOT_KNOWN if rule is None else rule,
+            reports_dropped,
             len(accepted),
             len(slots),
         )
     except struct.error as error:
         raise ValueError(str(error)) from error
-    return b"".join((head, accepted, slots, one_byte_each(report.generations)))
+    return b"".join((head, accepted, slots, one_byte_each(generations)))
 
 
 def reports_in(packets: Iterable[bytes]) -> int:
@@ -82,24 +104,24 @@ def unpack_report(packet: bytes) -> tuple[Report, int]:
     (
         _,
         step_id,
-        sum_seq_len_tokens,
-        max_seq_len_tokens,
-        decision_id,
         batch_size,
         num_steps,
+        sum_seq_len_tokens,
+        max_seq_len_tokens,
         waiting_requests,
         step_time_us,
-        padded_batch_size,
-        reports_dropped,
         step_time_valid,
+        padded_batch_size,
+        graph_ran,
+        kv_known,
+        kv_use_ratio,
         after_prefill,
         after_idle,
         has_grammar,
         warm_up,
-        graph_ran,
+        decision_id,
         rule,
-        kv_known,
-        kv_use_ratio,
+        reports_dropped,
         accepted_bytes,
         slots_bytes,
     ) = _REPORT.unpack_from(packet)
@@ -151,8 +173,8 @@ def pack_decision(decision: Decision) -> bytes:
     return b"".join((head, policy, policy_version, *(_RANGE.pack(*other) for other in decision.neighbours)))
 
 
-def unpack_decision(packet: bytes) -> Decision:
-    """The decision in ``packet``, as it was packed."""
+def unpack_decision(packet: bytes, clock_ahead_s: float = 0.0) -> Decision:
+    """The decision in ``packet``, received by a clock that is ``clock_ahead_s`` ahead of the system's."""
     (
         received_s,
         decision_id,
@@ -168,29 +190,33 @@ def unpack_decision(packet: bytes) -> Decision:
         policy_bytes,
         version_bytes,
     ) = _DECISION.unpack_from(packet)
-    version_at = _DECISION.size + policy_bytes
-    ranges_at = version_at + version_bytes
+    policy, policy_version, neighbours = _rest(packet[_DECISION.size :], policy_bytes, version_bytes)
     return Decision(
         decision_id,
         known_step_id,
         num_steps,
         batch_size_min,
         batch_size_max,
-        _ranges(packet[ranges_at:]),
+        neighbours,
         ttl_steps,
         ttl_ms,
         reason,
-        packet[_DECISION.size : version_at].decode(),
-        packet[version_at:ranges_at].decode(),
+        policy,
+        policy_version,
         propensity if propensity_known else None,
-        received_s,
+        received_s + clock_ahead_s,
     )
 
 
 @functools.lru_cache(maxsize=16)
-def _ranges(packed: bytes) -> tuple[TierRange, ...]:
-    """Kept, since one decision's ranges are mostly the last one's."""
-    return tuple(map(TierRange._make, _RANGE.iter_unpack(packed)))
+def _rest(packed: bytes, policy_bytes: int, version_bytes: int) -> tuple[str, str, tuple[TierRange, ...]]:
+    """A policy's name and version, and the ranges; kept, since one decision's are mostly the last one's."""
+    ranges_at = policy_bytes + version_bytes
+    return (
+        packed[:policy_bytes].decode(),
+        packed[policy_bytes:ranges_at].decode(),
+        tuple(map(TierRange._make, _RANGE.iter_unpack(packed[ranges_at:]))),
+    )
 
 
 def pack_stats(stats: ClientStats) -> bytes:

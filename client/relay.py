@@ -213,9 +213,7 @@ class RelayClient:
         if board is None:
             self._restart_when_due()
         elif (packet := board.decisions.news()) is not None:
-            decision = packets.unpack_decision(packet)
-            age_s = max(0.0, time.monotonic() - decision.received_s)
-            decision = decision._replace(received_s=self._clock() - age_s)
+            decision = packets.unpack_decision(packet, self._clock() - time.monotonic())
             self._life.hold(decision, self._limits.max_ttl_steps, self._limits.max_ttl_s)
 
     # The relay's life.

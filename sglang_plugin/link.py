@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, final
 
-from specgov.client import Decision, RelayClient, Report, StreamClient
+from specgov.client import RelayClient, Report, StreamClient, TierRange
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.sglang_plugin import versions
-from specgov.sglang_plugin.orders import ENGINES_RULE, OWN_RULE, Kind, Order
+from specgov.sglang_plugin.orders import ENGINES_RULE, OWN_RULE, Kind, Order, Range
 from specgov.sglang_plugin.settings import Settings
 from specgov.sglang_plugin.versions import Ranks, ServerFacts
 
@@ -65,11 +65,11 @@ class Link:
     A decision for the record only (the sidecar's mode is shadow) leaves the tiers to SGLang's own rule.
     """
 
-    __slots__ = ("_decision", "_order", "client")
+    __slots__ = ("_order", "_ranges", "client")
 
     def __init__(self, client: StreamClient | RelayClient) -> None:
         self.client = client
-        self._decision: Decision | None = None
+        self._ranges: tuple[Range, tuple[TierRange, ...]] | None = None  # those of ``_order``
         self._order = OWN_RULE
 
     def wanted(self, step_id: int) -> tuple[Order, int]:
@@ -79,8 +79,11 @@ class Link:
             newest = self.client.newest()
             shadow = newest is not None and newest.reason == pb.REASON_SHADOW
             return (ENGINES_RULE if shadow else OWN_RULE), 0
-        if decision is not self._decision:
-            self._decision, self._order = decision, _order(decision)
+        own = (decision.batch_size_min, decision.batch_size_max, decision.num_steps)
+        ranges = (own, decision.neighbours)
+        if ranges != self._ranges:
+            self._ranges = ranges
+            self._order = Order(Kind.TABLE, (own, *map(_range, decision.neighbours)))
         return self._order, decision.decision_id
 
     def submit(self, report: Report) -> None:
@@ -101,7 +104,5 @@ class Link:
         threading.Thread(target=self.close, args=(step_id,), name="specgov-close", daemon=True).start()
 
 
-def _order(decision: Decision) -> Order:
-    own = (decision.batch_size_min, decision.batch_size_max, decision.num_steps)
-    others = ((other.batch_size_min, other.batch_size_max, other.num_steps) for other in decision.neighbours)
-    return Order(Kind.TABLE, (own, *others))
+def _range(other: TierRange) -> Range:
+    return other.batch_size_min, other.batch_size_max, other.num_steps

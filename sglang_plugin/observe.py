@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 from specgov.client import Report
+from specgov.sglang_plugin.members import Members
 from specgov.sglang_plugin.orders import Kind
 from specgov.sglang_plugin.policy import Launch
-from specgov.sglang_plugin.slots import SlotTable
-from specgov.sglang_plugin.versions import HEALTH_CHECK_ID
 
 _STEPS_BETWEEN_KV_READS = 8
 _MAX_STEP_TIME_US = 2**32 - 1
@@ -28,7 +27,7 @@ class Before(NamedTuple):
 
 @final
 class Observer:
-    """Makes a ``Report`` of each decode result. Holds what spans results: times, slots, flags.
+    """Makes a ``Report`` of each decode result. Holds what spans results: times, members, flags.
 
     Args:
         clock: seconds, monotonic.
@@ -49,9 +48,7 @@ class Observer:
         self._clock = clock
         self._graphs = tuple(graph_batch_sizes)
         self._read_kv_use = read_kv_use
-        self._slots = SlotTable()
-        self._warm_up_comes = warm_up_comes
-        self._warm_up_id: str | None = None
+        self._members = Members(warm_up_comes=warm_up_comes)
         self._last_s = 0.0
         self._next_contiguous = -1  # the forward iteration that would follow the last decode result
         self._rounds = 0
@@ -68,6 +65,8 @@ class Observer:
         A busy scheduler processes one result a round, so a round more means that there was a gap.
         """
         self._rounds += 1
+        if self._rounds - self._rounds_at_result == 2:  # a gap begins
+            self._members.forget()
 
     def break_interval(self) -> None:
         """The time to the next result is not a step's: the engine was paused, or its weights changed."""
@@ -104,10 +103,7 @@ class Observer:
             return None
         if before.indices is not None:
             accepted = [accepted[i] for i in before.indices]
-        ids = [r.rid for r in before.live]
-        warm_up = self._is_warm_up(ids)
-        slots, generations = self._slots.assign(ids)
-        self._slots.release([r.rid for r in before.live if r.finished_reason is not None])
+        slots, generations, warm_up = self._members.of(before.live)
         step_id = batch.forward_iter
         step_time_us = min(int((now_s - self._last_s) * 1e6), _MAX_STEP_TIME_US)
         valid = (
@@ -156,19 +152,6 @@ class Observer:
         self._next_contiguous = -1
         if batch.forward_mode.is_extend():
             self._after_prefill = True
-
-    def _is_warm_up(self, ids: list[str]) -> bool:
-        """Health checks by their ids; the server's own first request, which comes alone, by being that."""
-        if self._warm_up_comes and ids:
-            self._warm_up_comes = False
-            self._warm_up_id = ids[0] if len(ids) == 1 else None
-        if len(ids) == 1 and ids[0] == self._warm_up_id:
-            return True
-        return (
-            bool(ids)
-            and ids[0].startswith(HEALTH_CHECK_ID)
-            and all(i.startswith(HEALTH_CHECK_ID) for i in ids)
-        )
 
     def _padded(self, batch_size: int) -> int:
         index = bisect_left(self._graphs, batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from specgov.client.messages import report_to_proto
 from specgov.sglang_plugin.observe import Observer
 from specgov.sglang_plugin.orders import Kind
 from specgov.sglang_plugin.policy import Launch
+from specgov.sglang_plugin.slots import MAX_AWAY
 
 
 class World:
@@ -103,6 +105,39 @@ def test_a_request_that_ends_by_this_result_is_told_and_its_slot_is_free(world: 
     reqs[1].finished_reason = "stop"
     report = world.round([reqs[1]], [1])
     assert (report.batch_size, len(report.accepted), len(report.slots)) == (1, 0, 0)
+
+
+def test_the_slot_of_a_request_that_ends_between_results_is_free(world: World, fakes: Any) -> None:
+    a, b = fakes.Request("a"), fakes.Request("b")
+    world.round([a, b], [0, 0])
+    a.finished_reason = "abort"
+    report = world.round([a, b, fakes.Request("c")], [0, 0, 0])
+    assert (report.slots.tolist(), report.generations.tolist()) == ([1, 0], [1, 2])
+
+
+def test_requests_are_let_go_when_none_runs_and_those_that_live_keep_their_slots(
+    world: World, fakes: Any
+) -> None:
+    reqs = [fakes.Request(name) for name in "abc"]
+    world.round(reqs, [0, 0, 0])
+    reqs[0].finished_reason = "stop"
+    references = [weakref.ref(r) for r in reqs]
+    del reqs
+    assert any(r() for r in references)
+    for _ in range(2):  # the next result might come in the first of these rounds
+        world.observer.round_begins()
+    assert not any(r() for r in references)
+    report = world.round([fakes.Request(name) for name in "cdb"], [0, 0, 0])
+    assert (report.slots.tolist(), report.generations.tolist()) == ([2, 0, 1], [1, 2, 1])
+
+
+def test_many_requests_keep_their_slots_when_one_of_them_ends(world: World, fakes: Any) -> None:
+    reqs = [fakes.Request(str(number)) for number in range(MAX_AWAY + 10)]
+    before = world.round(reqs, [0] * len(reqs))
+    reqs[0].finished_reason = "stop"
+    after = world.round(reqs[1:], [0] * (len(reqs) - 1))
+    assert after.slots.tolist() == before.slots.tolist()[1:]
+    assert after.generations.tolist() == before.generations.tolist()[1:]
 
 
 def test_a_retracted_request_comes_back_as_the_same(world: World, fakes: Any) -> None:
