@@ -39,6 +39,7 @@ class Stream(enum.IntEnum):
     REGIME = 5
     PHASE = 6  # offsets of scripts and scenarios between environments
     EPISODE = 7
+    HICCUP = 8
 
 
 def mix64(values: Keys) -> Keys:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from specgov.env import arrivals as rates
 from specgov.env.acceptance import AcceptanceModel, Drift, Shift
 from specgov.env.acceptance_classes import CLASSES, AcceptanceClass
+from specgov.env.hiccups import Hiccups
 from specgov.env.lengths import ClassMix, LogNormalLength, LogNormalLengths
 from specgov.env.scenario_problems import not_toml, problems
 from specgov.env.scenario_schema import (
@@ -94,6 +95,7 @@ class Scenario:
                 acceptance.cold_log_hazard,
             ),
             noise=self.profile.noise,
+            hiccups=Hiccups(**self.table.hiccups.model_dump()),
             prefill=self.profile.prefill,
             prefill_chunk_tokens=self.table.engine.prefill_chunk_tokens,
             switch_ms=self.table.engine.switch_ms,

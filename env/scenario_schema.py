@@ -127,6 +127,23 @@ class AcceptanceTable(Table):
     cold_log_hazard: float = Field(0.7, ge=0)
 
 
+class HiccupTable(Table):
+    """``[hiccups]``: the host holds up the engine for some steps; see ``env/hiccups.py``."""
+
+    per_s: float = Field(0.0, ge=0, description="that begin in a second of decoding; 0 = never")
+    most_steps: int = Field(10, ge=1, le=1000)
+    ms: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = Field(
+        (10.0, 40.0), description="what their steps take at least: least and most of a hiccup"
+    )
+    caught_up: float = Field(0.5, ge=0, le=1, description="share that the steps after make up for")
+
+    @model_validator(mode="after")
+    def _ascends(self) -> HiccupTable:
+        if self.ms[0] > self.ms[1]:
+            raise FieldError(f"must be the least and the most, got {list(self.ms)}", "ms")
+        return self
+
+
 class GapTable(Table):
     """Burstiness: ``gaps`` poisson, or gamma or weibull with the coefficient of variation ``cv``."""
 
@@ -252,6 +269,7 @@ class ScenarioTable(Table):
     classes: tuple[ClassTable, ...] = Field(min_length=1)
     mix: MixTable = MixTable()
     acceptance: AcceptanceTable = AcceptanceTable.model_validate({})
+    hiccups: HiccupTable = HiccupTable.model_validate({})
 
     @model_validator(mode="after")
     def _shares_match(self) -> ScenarioTable:

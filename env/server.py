@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.env.acceptance import BLOCK_TOKENS, AcceptanceTables
+from specgov.env.hiccups import ServerHiccups
 from specgov.env.rng import Keys, Stream, draw, environment_keys, stream_keys
 from specgov.env.server_batching import Batching
 from specgov.env.server_config import ServerConfig
@@ -94,6 +95,7 @@ class Server:
         self._everywhere = np.ones(n_envs, np.bool_)
         self._step_id, self._episode = np.zeros(n_envs, np.int64), np.zeros(n_envs, np.int64)
         self._noise = ServerNoise(config.noise, n_envs)
+        self._hiccups = ServerHiccups(config.hiccups, n_envs)
         self._last_tier = np.full(n_envs, _NO_TIER)
         workload.start(self.keys)
         self._begin(np.arange(n_envs))
@@ -231,6 +233,7 @@ class Server:
         self._step_id[envs] = 0
         self._last_tier[envs] = _NO_TIER
         self._noise.begin(envs, keys)
+        self._hiccups.begin(envs, keys)
         self._batching.clear(envs, keys)
         where = np.zeros(self.n_envs, np.bool_)
         where[envs] = True
@@ -312,7 +315,8 @@ class Server:
             switched = (self._last_tier != tiers) & (self._last_tier != _NO_TIER)
             expected = expected + self.config.switch_ms * switched
             self._last_tier = np.where(running > 0, tiers, self._last_tier)
-        return np.where(running > 0, self._noise.apply(expected, self._step_id), 0.0)
+        noisy = np.where(running > 0, self._noise.apply(expected, self._step_id), 0.0)
+        return self._hiccups.apply(noisy, self._step_id, running > 0)
 
     def _histogram(self, batch: Batch, accepted: NDArray[np.uint8]) -> Ints:
         bins = self._positions + 1

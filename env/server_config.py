@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specgov.env.acceptance import AcceptanceModel
+from specgov.env.hiccups import NO_HICCUPS, Hiccups
 from specgov.env.server_types import SimulationError
 from specgov.policies.step_time import PrefillCost, StepNoise
 from specgov.policies.types import EngineSpec, StepTime
@@ -26,6 +27,7 @@ class ServerConfig:
         step_time: expected duration of a step.
         acceptance: classes of requests and the server's drift.
         noise: scatter of single steps.
+        hiccups: how the host holds up the engine.
         prefill: what a chunk of prompt costs.
         prefill_chunk_tokens: prompt tokens between two decode steps, at most, while requests are running.
         kv_headroom: share of the KV capacity that stays free when a request joins a running batch, so
@@ -41,6 +43,7 @@ class ServerConfig:
     step_time: StepTime
     acceptance: AcceptanceModel
     noise: StepNoise = NO_NOISE
+    hiccups: Hiccups = NO_HICCUPS
     prefill: PrefillCost = FREE_PREFILL
     prefill_chunk_tokens: int = 8192
     kv_headroom: float = 0.05

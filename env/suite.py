@@ -64,6 +64,7 @@ class GridTable(Table):
         (), description="decision lag in all; none = the scenario's"
     )
     switch_ms: Annotated[tuple[Annotated[float, Field(ge=0)], ...], BeforeValidator(_listed)] = ()
+    hiccups_per_s: Annotated[tuple[Annotated[float, Field(ge=0)], ...], BeforeValidator(_listed)] = ()
     noise_scale: Annotated[tuple[Annotated[float, Field(ge=0)], ...], BeforeValidator(_listed)] = ()
     draft_kv_stays_warm: Annotated[tuple[bool, ...], BeforeValidator(_listed)] = ()
     time_scale: Positive = Field(1.0, description="0.5 = the scenario's script in half the time")
@@ -221,7 +222,7 @@ _ENGINE_AXES = ("tiers", "lag_steps", "switch_ms", "draft_kv_stays_warm")
 
 def _cross(suite: SuiteTable, grid: GridTable, groups: dict[str, list[str]]) -> list[Condition]:
     rules = tuple(Contender(text) for text in _members(grid.rules or suite.rules, groups))
-    axes = [name for name in (*_ENGINE_AXES, "noise_scale") if getattr(grid, name)]
+    axes = [name for name in (*_ENGINE_AXES, "hiccups_per_s", "noise_scale") if getattr(grid, name)]
     crossed = itertools.product(
         grid.scenarios, grid.profiles or ("",), *(getattr(grid, name) for name in axes)
     )
@@ -258,6 +259,9 @@ def _changed(scenario: Scenario, profile: str, values: dict[str, Any], time_scal
         engine |= {"decision_lag_steps": values["lag_steps"], "transport_lag_steps": 0}
     table = faster(scenario.table, time_scale)
     changed = table.model_copy(update={"engine": table.engine.model_copy(update=engine)})
+    if "hiccups_per_s" in values:
+        hiccups = table.hiccups.model_copy(update={"per_s": values["hiccups_per_s"]})
+        changed = changed.model_copy(update={"hiccups": hiccups})
     return dataclasses.replace(scenario, table=changed, profile=loaded)
 
 

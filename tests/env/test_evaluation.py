@@ -176,16 +176,19 @@ def test_contenders_that_there_are_not(text: str) -> None:
 
 def test_a_grid_crosses_its_lists() -> None:
     text = SUITE + 'profiles = ["h200-qwen3-30b-a3b"]\nlag_steps = [1, 20]\ntiers = [[0, 3], [0, 1, 7]]\n'
-    text += "switch_ms = 5\nnoise_scale = [0.0]\ndraft_kv_stays_warm = false\n"
+    text += "switch_ms = 5\nhiccups_per_s = 3\nnoise_scale = [0.0]\ndraft_kv_stays_warm = false\n"
     suite = parse_suite(text, "suite.toml")
     engines = [c.scenario.engine for c in suite.conditions]
     assert [(e.decision_lag_steps, e.tiers) for e in engines] == [
         (1, (0, 3)), (20, (0, 3)), (1, (0, 1, 7)), (20, (0, 1, 7)),
     ]  # fmt: skip
     first = suite.conditions[0]
-    assert first.name.endswith("/tiers=0-3,lag_steps=1,switch_ms=5,draft_kv_stays_warm=0,noise_scale=0")
+    assert first.name.endswith(
+        "/tiers=0-3,lag_steps=1,switch_ms=5,draft_kv_stays_warm=0,hiccups_per_s=3,noise_scale=0"
+    )
     assert first.scenario.server_config().switch_ms == 5
     assert first.scenario.server_config().noise.sigma == 0
+    assert first.scenario.server_config().hiccups.per_s == 3
     assert not first.scenario.engine.draft_kv_stays_warm
     assert first.is_training
     assert first.is_closed_loop

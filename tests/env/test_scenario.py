@@ -60,7 +60,7 @@ def test_there_are_the_named_scenarios():
     assert set(scenario_names()) == {
         "quiet_chat", "saturated_batch", "day_and_night", "flash_crowd", "code_by_day_creative_by_night",
         "mixed_classes", "poor_drafter", "moe", "long_context", "agentic_bursts", "drift_after_weight_update",
-        "cold_draft_kv",
+        "cold_draft_kv", "host_hiccups",
     }  # fmt: skip
 
 
