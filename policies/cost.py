@@ -9,10 +9,11 @@ recursively from the timed decode steps (extended Kalman filter; Särkkä, "Baye
 
 - Prior of ``f``: a common scale, a smooth curve over batch size, a random walk over ``log2(1 + k)`` from tier
   0 on whose weight is partly common to all batch sizes and partly local, and a little of each cell's own.
-- Robust: an innovation counts with the weight of a Student-t error, so that a stall moves nothing, yet a
-  lasting change does.
+- Robust: an innovation counts with the weight of a Student-t error, and with no more than the one before
+  it, since the host's hiccups last for some steps; so they move nothing, yet a lasting change does.
 - Forgetting: covariance flows back to the prior's over ``memory_steps``; at once, for the most part, when the
-  change detector (``change.py``, on standardised innovations) raises an alarm.
+  change detector (``change.py``, on standardised innovations) raises an alarm. The alarm is tried
+  (``alarm_trial.py``): where it proves false, what was believed before it holds again.
 - The noise of single steps is estimated along.
 - Steps at one cell are pooled before the filter takes them in, until they would halve the cell's variance and
   for at most ``pooled_steps`` steps: one observation of their weighted mean innovation, which leaves the same
@@ -30,16 +31,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from specgov.policies.alarm_trial import AlarmTrial, Belief
 from specgov.policies.change import ChangeConfig, ChangeDetector
+from specgov.policies.cost_prior import NODES_PER_OCTAVE, GenericStepTime, batch_grid, prior_covariance
 from specgov.policies.isotonic import isotonic
 from specgov.policies.learnt import Learnt
 from specgov.policies.types import EngineSpec, StepObservation, StepTime
 
 Floats = NDArray[np.float64]
 
-_NODES_PER_OCTAVE = 2
 _FORGET_EVERY_STEPS = 16
-_LARGEST_MODELLED_BATCH = 1_024
 _PREDICTION_RESOLUTION = 0.006
 _JITTER = 1e-6
 _CONTEXT_RESOLUTION = 0.05
@@ -74,34 +75,7 @@ class CostConfig:
     pooled_steps: int = 8
     memory_steps: float = 50_000.0
     kept_after_change: float = 0.3
-    change: ChangeConfig = field(default_factory=ChangeConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class GenericStepTime:
-    """The shape of step time on a server of which nothing is known; implements ``types.StepTime``.
-
-    ``fixed_ms + draft_ms k + token_ms b (k + 1) + context_ms_per_token * context``: weights read once, a
-    draft pass a draft step, arithmetic by verified token, the KV cache read once. An assumption of the right
-    order for an 8-billion-parameter model on a data-centre GPU; the scale is learnt within a few steps, the
-    shape as tiers and batch sizes are met.
-    """
-
-    fixed_ms: float = 6.0
-    draft_ms: float = 0.3
-    token_ms: float = 0.015
-    context_ms_per_token: float = 3e-5
-
-    def step_ms(
-        self,
-        batch_size: NDArray[np.int64] | int,
-        num_steps: NDArray[np.int64] | int,
-        sum_seq_len_tokens: NDArray[np.int64] | Floats | float,
-    ) -> Floats:
-        """Expected duration in ms; the arguments broadcast against each other."""
-        batch, tier = np.asarray(batch_size), np.asarray(num_steps)
-        context = self.context_ms_per_token * np.asarray(sum_seq_len_tokens, dtype=np.float64)
-        return np.asarray(self.fixed_ms + self.draft_ms * tier + self.token_ms * batch * (tier + 1) + context)
+    change: ChangeConfig = field(default_factory=lambda: ChangeConfig(clip=2.0))
 
 
 class CostEstimator(Learnt):
@@ -128,10 +102,12 @@ class CostEstimator(Learnt):
     _since_forgetting: int
     _detector: ChangeDetector
     _pool: _Pool | None
+    _trial: AlarmTrial | None
     _context: float
     _attention_ms: Floats
     _predicted_ms: Floats | None
     _moved: float
+    _last_trust: float
 
     def __init__(
         self, engine: EngineSpec, step_time: StepTime | None = None, config: CostConfig | None = None
@@ -142,14 +118,14 @@ class CostEstimator(Learnt):
         self._graph_batch_sizes = engine.graph_batch_sizes
         self._tiers = np.asarray(engine.tiers)
         self._tier_index = {tier: index for index, tier in enumerate(engine.tiers)}
-        self.batch_sizes = _batch_grid(engine)
+        self.batch_sizes = batch_grid(engine)
         self._sizes: list[int] = self.batch_sizes.tolist()
-        octave = np.log2(self.batch_sizes) * _NODES_PER_OCTAVE
+        octave = np.log2(self.batch_sizes) * NODES_PER_OCTAVE
         count = int(np.ceil(octave[-1])) + 1
         self._node = np.minimum(octave.astype(np.intp), max(count - 2, 0))
         self._share = octave - self._node
         self._nodes = max(count, 2)
-        self._prior_covariance = _prior_covariance(self._nodes, self._tiers, self.config)
+        self._prior_covariance = prior_covariance(self._nodes, self._tiers, self.config)
         self._detector = ChangeDetector(self.config.change)
         self._free_ms = self._profile_ms(_PROBE_CONTEXT_TOKENS)
         self._attention_ms = np.zeros_like(self._free_ms)
@@ -172,6 +148,8 @@ class CostEstimator(Learnt):
         self._predicted_ms = None
         self._moved = 0.0
         self._pool = None
+        self._trial = None
+        self._last_trust = 1.0
 
     @property
     def changes(self) -> int:
@@ -183,12 +161,22 @@ class CostEstimator(Learnt):
         """Standard deviation of the log of single steps' times."""
         return float(np.sqrt(self._noise))
 
+    @property
+    def recheck(self) -> int | None:
+        """Index of the tier that an alarm's trial wants to see in the coming step; None mostly."""
+        return self._trial.tier if self._trial is not None and self._trial.asks else None
+
     def grid_index(self, batch_size: int) -> int:
         """Index in ``batch_sizes`` of what ``batch_size`` is padded to; the last for anything larger."""
         return min(bisect_left(self._sizes, batch_size), len(self._sizes) - 1)
 
     def observe(self, step: StepObservation) -> bool:
-        """Learn from a timed step; True if it revealed a change. Steps without a valid time are left out."""
+        """Learn from a timed step; True if it revealed a change, or that one before it was none.
+
+        Steps without a valid time are left out.
+        """
+        if self._trial is not None and not self._trial.pass_step():
+            self._trial = None
         tier = self._tier_index.get(step.num_steps)
         if tier is None or step.step_ms is None or not 0 < step.step_ms < np.inf or step.batch_size < 1:
             return False
@@ -246,9 +234,14 @@ class CostEstimator(Learnt):
             pool = self._pool = self._new_pool(grid, tier)
         innovation = log_ms - pool.predicted
         total = pool.variance + self._noise
-        trust = min(1.0, (self.config.student_df + 1) / (self.config.student_df + innovation**2 / total))
+        own_trust = min(1.0, (self.config.student_df + 1) / (self.config.student_df + innovation**2 / total))
+        trust, self._last_trust = min(own_trust, self._last_trust), own_trust
         pool.steps, pool.trust, pool.pull = pool.steps + 1, pool.trust + trust, pool.pull + trust * innovation
+        if self._is_acquitted(grid, tier, log_ms):
+            return True
         changed = self._detector.update(innovation / math.sqrt(total))
+        if changed and self._trial is None:
+            self._trial = AlarmTrial(tier, self._belief())
         if changed or pool.trust * pool.variance >= self._noise or pool.steps >= self.config.pooled_steps:
             self._take_in()
         self._judge_profile(min(innovation**2 / total, 9.0), max(pool.variance - self._noise, 0.0) / total)
@@ -257,7 +250,26 @@ class CostEstimator(Learnt):
             kept = self.config.kept_after_change
             self._covariance = kept * self._covariance + (1 - kept) * self._scaled_prior()
             self._predicted_ms = None
+            self._last_trust = 1.0
         return changed
+
+    def _is_acquitted(self, grid: int, tier: int, log_ms: float) -> bool:
+        """Whether the step shows that the alarm on trial was no change; then what was believed is again."""
+        trial = self._trial
+        if trial is None or not trial.hears(tier):
+            return False
+        now, before = self._log_ms_of(self._mean, grid, tier), self._log_ms_of(trial.before.mean, grid, tier)
+        if not trial.hear(speaks_for_before=abs(log_ms - before) < abs(log_ms - now)):
+            return False
+        was = trial.before
+        self._mean, self._covariance = was.mean, was.covariance
+        self._noise, self._evidence, self._surprise = was.noise, was.evidence, was.surprise
+        self._trial = self._pool = self._predicted_ms = None
+        self._detector.restart()
+        return True
+
+    def _belief(self) -> Belief:
+        return Belief(self._mean.copy(), self._covariance.copy(), self._noise, self._evidence, self._surprise)
 
     def _take_in(self) -> None:
         """One Kalman step with the pooled steps' mean innovation, as sure as they are together."""
@@ -272,16 +284,21 @@ class CostEstimator(Learnt):
 
     def _new_pool(self, grid: int, tier: int) -> _Pool:
         """An empty pool: the cell's predicted log time, linear in the states that it depends on."""
+        log_ms = self._log_ms_of(self._mean, grid, tier)
         node, share, tiers = int(self._node[grid]), float(self._share[grid]), len(self._tiers)
-        low, high = node * tiers + tier, (node + 1) * tiers + tier
-        correction = (1 - share) * float(self._mean[low]) + share * float(self._mean[high])
-        free = float(self._free_ms[grid, tier]) * math.exp(correction)
-        total = free + float(self._attention_ms[grid, tier]) * math.exp(float(self._mean[-1]))
-        part = free / total
-        states = [low, high, len(self._mean) - 1]
+        context_ms = float(self._attention_ms[grid, tier]) * math.exp(float(self._mean[-1]))
+        part = 1 - context_ms / math.exp(log_ms)
+        states = [node * tiers + tier, (node + 1) * tiers + tier, len(self._mean) - 1]
         weights = np.array([part * (1 - share), part * share, 1 - part])
         spread = weights @ self._covariance[states]
-        return _Pool((grid, tier), math.log(total), spread, float(weights @ spread[states]))
+        return _Pool((grid, tier), log_ms, spread, float(weights @ spread[states]))
+
+    def _log_ms_of(self, mean: Floats, grid: int, tier: int) -> float:
+        """The cell's log time if the state were ``mean``."""
+        node, share, tiers = int(self._node[grid]), float(self._share[grid]), len(self._tiers)
+        low, high = float(mean[node * tiers + tier]), float(mean[(node + 1) * tiers + tier])
+        free = float(self._free_ms[grid, tier]) * math.exp((1 - share) * low + share * high)
+        return math.log(free + float(self._attention_ms[grid, tier]) * math.exp(float(mean[-1])))
 
     def _learn_noise(self, squared: float, variance: float) -> None:
         """Move the noise towards a squared innovation, where that is noise more than ignorance."""
@@ -298,7 +315,11 @@ class CostEstimator(Learnt):
             before = self._surprise / self._evidence
             self._surprise += weight * surprise
             self._evidence += weight
-            self._covariance *= self._surprise / self._evidence / before
+            ratio = self._surprise / self._evidence / before
+            self._covariance *= ratio
+            if self._pool is not None:
+                self._pool.spread *= ratio
+                self._pool.variance *= ratio
         self._met_step = True
 
     def _forget_a_little(self) -> None:
@@ -360,34 +381,3 @@ class _Pool:
     steps: int = 0
     trust: float = 0.0
     pull: float = 0.0
-
-
-def _batch_grid(engine: EngineSpec) -> NDArray[np.int64]:
-    """Graph sizes up to the largest batch; single sizes, later steps of 9 %, where there is no graph."""
-    largest = min(engine.largest_batch_size, _LARGEST_MODELLED_BATCH)
-    if engine.graph_batch_sizes and not engine.max_running_requests:
-        largest = max(engine.graph_batch_sizes)
-    graphs = [size for size in engine.graph_batch_sizes if size < largest]
-    padded = [size for size in engine.graph_batch_sizes if size >= largest][:1]
-    if padded:
-        return np.array(graphs + padded)
-    start = graphs[-1] if graphs else 0
-    octaves = np.floor(2 ** np.arange(0, np.log2(largest) + 1, 0.125)).astype(int)
-    loose = [int(size) for size in np.unique(octaves) if start < size < largest]
-    return np.array([*graphs, *loose, largest])
-
-
-def _prior_covariance(nodes: int, tiers: NDArray[np.int64], config: CostConfig) -> Floats:
-    octave = np.arange(nodes) / _NODES_PER_OCTAVE
-    distance = np.sqrt(3.0) * np.abs(octave[:, None] - octave[None, :]) / config.batch_octaves
-    near = (1 + distance) * np.exp(-distance)
-    depth = np.log2(1.0 + tiers)
-    walk = np.minimum(depth[:, None], depth[None, :])
-    ones = np.ones((len(tiers), len(tiers)))
-    by_cell = config.scale_sd**2 + config.batch_sd**2 * np.kron(near, ones)
-    by_cell = by_cell + config.depth_sd**2 * np.kron(0.5 + 0.5 * near, walk)
-    size = nodes * len(tiers)
-    covariance = np.zeros((size + 1, size + 1))
-    covariance[:size, :size] = by_cell + config.cell_sd**2 * np.eye(size)
-    covariance[size, size] = config.attention_sd**2
-    return covariance

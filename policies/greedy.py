@@ -9,6 +9,8 @@ Formula: for each batch size the tier with the largest ``E[tok | k] / T(k)``, wh
   s)``, ``f(z) = pdf(z) + z cdf(z)``, over ``horizon_steps`` exceeds the loss ``d`` of the step: d is the log
   ratio of the rates, s the standard deviation of what one such step will move it by. At most one in
   ``probe_every_steps``.
+- After an alarm of the step times the tier that was in force is tried again for some steps
+  (``alarm_trial.py``).
 - Tier 0 shows no acceptance at all. There the positive tier that loses least, by a relative ``d``, is also
   probed after ``d / blind_cost`` steps, so that such probes cost a share ``blind_cost``; never before
   ``blind_steps`` or after ``largest_blind_steps`` steps. While the change detector is suspicious, probes
@@ -36,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.policies.learnt import Learnt
-from specgov.policies.rate_model import RateModel, Rates
+from specgov.policies.rate_model import RateModel, Rates, with_probe
 from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, Reason, StepObservation
 
 Floats = NDArray[np.float64]
@@ -112,11 +114,14 @@ class Greedy(Learnt):
             self._settled = self.model.version
             held = self._settle(rates)
             self._choice = self._say(rates, self._current, Reason.HOLD if held else Reason.POLICY)
+        recheck = self.model.recheck()
+        if recheck is not None and recheck != self._current[rates.grid]:
+            return self._say(rates, with_probe(self._current, rates.grid, recheck), Reason.EXPLORATION)
         if self._since_probe >= self._config.probe_every_steps:
             self._since_probe = 0
             probe = self._probe(rates)
             if probe is not None:
-                return self._say(rates, self._with_probe(rates.grid, probe), Reason.EXPLORATION)
+                return self._say(rates, with_probe(self._current, rates.grid, probe), Reason.EXPLORATION)
         return self._choice
 
     def forget(self) -> None:
@@ -175,15 +180,6 @@ class Greedy(Learnt):
         noise = self.model.cost.noise_sd**2 + 0.5 / rates.batch_size
         moved = np.maximum(spread**2 / np.sqrt(spread**2 + noise), 1e-9)
         return np.asarray(moved * _expected_excess(-loss / moved))
-
-    def _with_probe(self, grid: int, probe: int) -> NDArray[np.intp]:
-        """The choices with ``probe`` for the asked batch size and those around it that share its tier."""
-        choices = self._current.copy()
-        other = np.flatnonzero(choices != choices[grid])
-        first = int(other[other < grid].max(initial=-1)) + 1
-        last = int(other[other > grid].min(initial=len(choices)))
-        choices[first:last] = probe
-        return choices
 
     def _restart_probes(self) -> None:
         self._since_probe = self._blind_for = 0

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.policies.bundle import bundle_names, load_bundle
-from specgov.policies.cost import GenericStepTime
+from specgov.policies.cost_prior import GenericStepTime
 from specgov.policies.features import MAX_NUM_STEPS, Features, summarise
 from specgov.policies.learnt import Learnt
 from specgov.policies.model import expected_accept_length

@@ -124,6 +124,11 @@ class RateModel(Learnt):
         variance = covariance.diagonal()
         return np.asarray(np.sqrt(np.maximum(variance[:, None] + variance - 2 * covariance, 0.0)))
 
+    def recheck(self) -> int | None:
+        """Index of a tier that an alarm's trial wants to see in the coming step; None mostly."""
+        tier = self.cost.recheck
+        return tier if tier is not None and self.is_probed[tier] else None
+
     def ranges(self, choices: NDArray[np.intp]) -> tuple[TierRange, ...]:
         """Ranges of batch sizes from a tier's index for each row of the grid."""
         if self._choices is None or not np.array_equal(choices, self._choices):
@@ -140,3 +145,13 @@ class RateModel(Learnt):
         values["acceptance_changes"] = float(self.acceptance.changes)
         values["cost_changes"] = float(self.cost.changes)
         return values
+
+
+def with_probe(choices: NDArray[np.intp], grid: int, probe: int) -> NDArray[np.intp]:
+    """``choices`` (G,) with ``probe`` for the batch size ``grid`` and those around it that share its tier."""
+    choices = choices.copy()
+    other = np.flatnonzero(choices != choices[grid])
+    first = int(other[other < grid].max(initial=-1)) + 1
+    last = int(other[other > grid].min(initial=len(choices)))
+    choices[first:last] = probe
+    return choices

@@ -13,6 +13,8 @@ learnt for good.
   (Osband, Russo and Van Roy, "(More) Efficient Reinforcement Learning via Posterior Sampling", NeurIPS 2013,
   sample by episode for that reason).
 - Tier 0 shows no acceptance: after ``blind_steps`` steps there, one step at the best positive tier.
+- After an alarm of the step times the tier that was in force is tried again for some steps
+  (``alarm_trial.py``).
 - Where the draft's KV cache goes cold at tier 0, tier 0 must win by ``cold_draft_margin`` more, and by
   the mean too.
 
@@ -31,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgov.policies.learnt import Learnt
-from specgov.policies.rate_model import RateModel, Rates
+from specgov.policies.rate_model import RateModel, Rates, with_probe
 from specgov.policies.types import BatchView, Choice, PolicyContext, PolicyError, Reason, StepObservation
 
 
@@ -93,8 +95,10 @@ class Thompson(Learnt):
         reason = Reason.HOLD
         if self._left <= 0:
             reason = self._begin_epoch(batch, rates)
-        choices = self._current
-        if self._blind_for >= self._blind_steps and self.model.tiers[choices[rates.grid]] == 0:
+        choices, recheck = self._current, self.model.recheck()
+        if recheck is not None and recheck != choices[rates.grid]:
+            choices, reason = with_probe(choices, rates.grid, recheck), Reason.EXPLORATION
+        elif self._blind_for >= self._blind_steps and self.model.tiers[choices[rates.grid]] == 0:
             choices, reason, self._blind_for = self._peek(rates), Reason.EXPLORATION, 0
         return Choice(self.model.ranges(choices), reason, None, rates.tokens, rates.ms[rates.grid])
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgov.policies.change import ChangeConfig
-from specgov.policies.cost import CostConfig, CostEstimator, GenericStepTime
+from specgov.policies.cost import CostConfig, CostEstimator
+from specgov.policies.cost_prior import GenericStepTime
 from specgov.policies.profile import load_profile
 from specgov.policies.types import EngineSpec, StepObservation
 
