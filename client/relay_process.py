@@ -24,6 +24,7 @@ from specgov.client.board import Board
 from specgov.client.client import ClientStats, StreamClient
 from specgov.client.errors import ClientError
 from specgov.client.messages import Decision
+from specgov.client.pace import LOOKS_FOR_S, Pace
 from specgov.proto.v1 import specgov_pb2 as pb
 
 NICE = 5
@@ -33,12 +34,6 @@ relay of an engine in real time stays there too: at the engine's priority it int
 below it would wait for every process that the engine was put before."""
 CLOSE_S = 0.4
 """For the stream to end with all that was queued; the engine's ``close`` waits a little longer."""
-LOOKS_A_STEP = 16
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 100e-6, 1e-3
-"""Between two looks. Each takes some ten microseconds of CPU time; a report waits for half a pause."""
-LOOKS_FOR_S = 0.05
-"""Since the last packet, as the engine is told; it is longer by a few pauses, so that the engine, which reads
-the time after it wrote a packet, can rely on a look that comes after that."""
 _TICK_S = 0.5
 
 
@@ -84,19 +79,18 @@ class Relay:
             self._told = stats
 
     def _carry(self, client: StreamClient) -> None:
-        pause_s, last_s = LONGEST_PAUSE_S, 0.0
+        pace = Pace()
         while True:
             now_s = time.monotonic()
             if self._take_all(client, now_s + LOOKS_FOR_S):
-                pause_s = min(max((now_s - last_s) / LOOKS_A_STEP, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
-                last_s = now_s
+                pace.came(now_s)
             if now_s >= self._next_tick_s:
                 self._next_tick_s = now_s + _TICK_S
                 self._tell(client.stats())
                 if self._orphaned():
                     return
-            if now_s < last_s + LOOKS_FOR_S + 2 * LONGEST_PAUSE_S:
-                time.sleep(pause_s)
+            if pace.looks(now_s):
+                time.sleep(pace.pause_s(now_s))
             elif not self._sleep():
                 self._take_all(client, 0.0)
                 return
