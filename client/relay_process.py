@@ -50,7 +50,7 @@ class Relay:
     def run(self) -> None:
         """Carry packets until the engine is gone or has closed; then end the stream."""
         while (first := self._board.packets.take()) is None:
-            if not self._sleep() or self._orphaned():
+            if not self._wait(_TICK_S) or self._orphaned():
                 return
         client = self._client(first)
         client.start()
@@ -89,9 +89,7 @@ class Relay:
                 self._tell(client.stats())
                 if self._orphaned():
                     return
-            if pace.looks(now_s):
-                time.sleep(pace.pause_s(now_s))
-            elif not self._sleep():
+            if not self._wait(pace.pause_s(now_s) if pace.looks(now_s) else _TICK_S):
                 self._take_all(client, 0.0)
                 return
 
@@ -116,11 +114,9 @@ class Relay:
             event = pb.EngineEvent.FromString(packet[1:])
             client.event(event.kind, event.step_id)
 
-    def _sleep(self) -> bool:
-        """Sleep until woken, a tick at most; False where the engine is gone or has closed."""
-        poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        if not poll.poll(1000 * _TICK_S):
+    def _wait(self, seconds: float) -> bool:
+        """Wait until woken, ``seconds`` at most; False where the engine is gone or has closed."""
+        if not select.select((self._connection,), (), (), seconds)[0]:  # poll counts in milliseconds
             return True
         try:
             while self._connection.recv(len(packets.WAKE_UP)):
@@ -147,7 +143,9 @@ def main() -> None:
     code = 0
     try:
         arguments = packets.arguments_from_json(sys.argv[1])
-        connection = socket.socket(fileno=arguments.socket_fd)
+        # The engine's number may be above those that select takes; a copy has the lowest that is free.
+        connection = socket.socket(fileno=os.dup(arguments.socket_fd))
+        os.close(arguments.socket_fd)
         connection.setblocking(False)
         Relay(arguments, connection, Board(arguments.board_fd)).run()
     except (ClientError, OSError, ValueError, TypeError, IndexError) as error:

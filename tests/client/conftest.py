@@ -97,6 +97,12 @@ class FakeSidecar:
         assert message.HasField("report"), message
         return message.report
 
+    def next_report_of_any(self) -> pb.StepReport:
+        """The next report of any stream."""
+        while not (message := self.next_message()).HasField("report"):
+            pass
+        return message.report
+
     def _control(
         self, messages: Iterator[pb.EngineMessage], context: grpc.ServicerContext
     ) -> Iterator[pb.Decision | bytes]:
@@ -156,3 +162,18 @@ def eventually() -> Callable[[Callable[[], Any]], None]:
             tick.wait(0.005)
 
     return wait
+
+
+@pytest.fixture
+def is_alive() -> Callable[[int], bool]:
+    """Whether any thread of a process lives, and with it its files; not whether it was waited for."""
+
+    def alive(pid: int) -> bool:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
+        except OSError:
+            return False
+        return state != "Z" or threads > 1
+
+    return alive

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from specgov.client import ClientError, RelayClient, Report
 from specgov.client.relay import RESTART_BASE_S, RESTART_MAX_S
 from specgov.proto.v1 import specgov_pb2 as pb
 
+IsAlive = Callable[[int], bool]
 Eventually = Callable[[Callable[[], Any]], None]
 MakeClient = Callable[..., RelayClient]
 WAIT_S = 60.0
@@ -44,16 +44,6 @@ def make_relay_client(sidecar: Any, info: pb.EngineInfo) -> Iterator[MakeClient]
         client.close(timeout_s=0.0)
 
 
-def is_alive(pid: int) -> bool:
-    """Whether any thread of a process lives, and with it its files; not whether it was waited for."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
-    except OSError:
-        return False
-    return state != "Z" or threads > 1
-
-
 def knows(client: RelayClient, step_id: int) -> bool:
     newest = client.newest()
     return newest is not None and newest.known_step_id >= step_id
@@ -63,13 +53,6 @@ def relay_pid(client: RelayClient) -> int:
     pid = client._line.relay_pid
     assert pid is not None
     return pid
-
-
-def next_report(sidecar: Any) -> pb.StepReport:
-    """The next report of any stream."""
-    while not (message := sidecar.next_message()).HasField("report"):
-        pass
-    return message.report
 
 
 def test_everything_in_a_report_arrives_and_its_decision_comes_back(
@@ -98,7 +81,7 @@ def test_everything_in_a_report_arrives_and_its_decision_comes_back(
 
 
 def test_an_event_keeps_its_place_and_close_ends_the_stream(
-    sidecar: Any, make_relay_client: MakeClient, eventually: Eventually
+    sidecar: Any, is_alive: IsAlive, make_relay_client: MakeClient, eventually: Eventually
 ) -> None:
     client = make_relay_client()
     client.submit(Report(1, 1, 3))
@@ -108,7 +91,7 @@ def test_an_event_keeps_its_place_and_close_ends_the_stream(
     pid = relay_pid(client)
     client.close(WAIT_S)
     assert not is_alive(pid)
-    assert [next_report(sidecar).step_id for _ in range(2)] == [1, 2]
+    assert [sidecar.next_report_of_any().step_id for _ in range(2)] == [1, 2]
     assert sidecar.next_message().event == pb.EngineEvent(kind=pb.EngineEvent.KIND_SHUTTING_DOWN, step_id=2)
     assert (client.stats().sent, client.stats().dropped, client.stats().connected) == (2, 0, False)
 
@@ -169,7 +152,7 @@ def test_a_relay_that_stands_still_delays_nothing_and_its_drops_are_told(
     client.submit(Report(3000, 1, 3))
     reports = []
     while not reports or reports[-1].step_id != 3000:
-        reports.append(next_report(sidecar))
+        reports.append(sidecar.next_report_of_any())
     assert sum(report.reports_dropped for report in reports) == dropped == 2002 - len(reports)
 
 
@@ -183,11 +166,11 @@ def test_a_report_after_a_pause_wakes_the_relay(
         board = client._line.board
         assert board is not None
         eventually(lambda board=board: board.packets.must_be_woken(time.monotonic()))
-    assert [next_report(sidecar).step_id for _ in range(3)] == [1, 2, 3]
+    assert [sidecar.next_report_of_any().step_id for _ in range(3)] == [1, 2, 3]
 
 
 def test_what_lay_before_a_killed_relay_is_told_to_the_next(
-    sidecar: Any, make_relay_client: MakeClient, clock: Any, eventually: Eventually
+    sidecar: Any, is_alive: IsAlive, make_relay_client: MakeClient, clock: Any, eventually: Eventually
 ) -> None:
     """It hung before: there was no more room. Events come again, reports are counted."""
     client = make_relay_client(clock=clock)
@@ -213,7 +196,7 @@ def test_what_lay_before_a_killed_relay_is_told_to_the_next(
 
 
 def test_a_killed_relay_is_started_again_after_waits_that_grow(
-    sidecar: Any, make_relay_client: MakeClient, clock: Any, eventually: Eventually
+    sidecar: Any, is_alive: IsAlive, make_relay_client: MakeClient, clock: Any, eventually: Eventually
 ) -> None:
     client = make_relay_client(clock=clock)
     client.submit(Report(1, 1, 3))
@@ -236,7 +219,7 @@ def test_a_killed_relay_is_started_again_after_waits_that_grow(
         client.submit(Report(step_id, 1, 3))
         eventually(lambda step_id=step_id: knows(client, step_id))
         wait_s *= 2
-    reports = [next_report(sidecar) for _ in range(3)]
+    reports = [sidecar.next_report_of_any() for _ in range(3)]
     assert [(r.step_id, r.reports_dropped) for r in reports] == [(1, 0), (4, 2), (7, 2)]
     assert wait_s < RESTART_MAX_S
     clock.advance(RESTART_MAX_S)  # one that lived so long is a new beginning
@@ -255,7 +238,7 @@ def test_a_report_that_cannot_be_sent_is_counted_and_told(
     client = make_relay_client()
     client.submit(Report(1, -4, 0))
     client.submit(Report(2, 4, 0))
-    report = next_report(sidecar)
+    report = sidecar.next_report_of_any()
     assert (report.step_id, report.reports_dropped) == (2, 1)
     assert client.stats().reports_rejected == 1
 
@@ -264,138 +247,3 @@ def test_a_client_is_started_once(make_relay_client: MakeClient) -> None:
     client = make_relay_client()
     with pytest.raises(ClientError, match="already"):
         client.start()
-
-
-ENGINE_PROCESS = """
-import os, signal, sys, time
-from specgov.client import RelayClient, Report
-from specgov.proto.v1 import specgov_pb2 as pb
-
-client = RelayClient({target!r}, pb.EngineInfo(engine_id={engine_id!r}, boot_id="b", tiers=[0, 3]))
-client.start()
-client.submit(Report(1, 1, 3, b"\\x01", sum_seq_len_tokens=9, max_seq_len_tokens=9))
-while client.newest() is None:
-    time.sleep(0.01)
-print(client._line.relay_pid, flush=True)
-{then}
-"""
-
-EXITS = {
-    "end": ("", 0),
-    "exit": ("sys.exit(3)", 3),
-    "exception": ("raise RuntimeError('the engine fails')", 1),
-    "close": ("client.close()", 0),
-    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-}
-
-
-def run_engine(target: str, engine_id: str, then: str) -> subprocess.CompletedProcess[str]:
-    script = ENGINE_PROCESS.format(target=target, engine_id=engine_id, then=then)
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=2 * WAIT_S, check=False
-    )
-
-
-@pytest.mark.parametrize(
-    ("engines", "relays"),
-    [(os.SCHED_OTHER, os.SCHED_BATCH), (os.SCHED_RR, os.SCHED_RR)],
-    ids=["usual", "real"],
-)
-def test_a_relay_is_in_real_time_where_its_engine_is(sidecar: Any, engines: int, relays: int) -> None:
-    """It may not wait for processes that the engine was put before."""
-    start = f"os.sched_setscheduler(0, {engines}, os.sched_param({int(engines == os.SCHED_RR)}))"
-    check = "print(os.sched_getscheduler(client._line.relay_pid), flush=True); client.close()"
-    script = ENGINE_PROCESS.format(target=sidecar.target, engine_id="e", then=check)
-    result = subprocess.run(
-        [sys.executable, "-c", script.replace("client = ", f"{start}\nclient = ", 1)],
-        capture_output=True,
-        text=True,
-        timeout=2 * WAIT_S,
-        check=False,
-    )
-    if "PermissionError" in result.stderr:
-        pytest.skip("real-time scheduling is not allowed here")
-    assert result.stdout.split()[1:] == [str(relays)], result.stderr
-
-
-def test_twenty_engines_end_in_every_way_and_no_relay_stays(sidecar: Any, eventually: Eventually) -> None:
-    endings: list[str] = []
-
-    def behaviour(messages: Any, context: Any) -> Iterator[pb.Decision]:
-        try:
-            for message in messages:
-                if message.HasField("report"):
-                    yield pb.Decision(known_step_id=1, num_steps=3, ttl_steps=9, ttl_ms=500, reason=1)
-        except Exception:
-            endings.append("reset")
-            raise
-        endings.append("closed")
-
-    sidecar.behaviour = behaviour
-    ways = list(EXITS.values()) * 4
-    with ThreadPoolExecutor(4) as pool:
-        results = list(
-            pool.map(lambda item: run_engine(sidecar.target, f"e{item[0]}", item[1][0]), enumerate(ways))
-        )
-    assert [r.returncode for r in results] == [code for _, code in ways], [r.stderr for r in results]
-    for result in results:
-        eventually(lambda pid=int(result.stdout): not is_alive(pid))
-    eventually(lambda: len(endings) == 20)
-    assert endings == ["closed"] * 20
-
-
-def test_a_relay_ends_though_a_forked_child_holds_the_socket(sidecar: Any, eventually: Eventually) -> None:
-    """The child is made past Python's hooks, as a C library might."""
-    then = """
-import ctypes
-child = ctypes.CDLL(None).fork()
-if child == 0:
-    time.sleep(60)
-    os._exit(0)
-print(child, flush=True)
-os._exit(0)
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENGINE_PROCESS.format(target=sidecar.target, engine_id="e", then=then)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    relay, child = (int(process.stdout.readline()) for _ in range(2))
-    process.wait(WAIT_S)
-    try:
-        assert is_alive(child)
-        eventually(lambda: not is_alive(relay))
-    finally:
-        os.kill(child, signal.SIGKILL)
-        process.stdout.close()
-
-
-FORK = """
-child = os.fork()
-if child == 0:
-    from specgov.client import ClientError
-    client.submit(Report(2, 1, 3))
-    assert not client.stats().connected
-    client.close()
-    try:
-        client.start()
-    except ClientError as error:
-        assert "forked" in str(error)
-        os._exit(7)
-    os._exit(8)
-_, status = os.waitpid(child, 0)
-client.submit(Report(3, 1, 3))
-deadline = time.monotonic() + 60
-while client.newest().known_step_id < 3:
-    assert time.monotonic() < deadline, "the parent's stream ended"
-    time.sleep(0.01)
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
-
-def test_a_forked_child_leaves_its_parents_relay_alone(sidecar: Any) -> None:
-    result = run_engine(sidecar.target, "e", FORK)
-    assert result.returncode == 7, result.stderr
-    steps = [next_report(sidecar).step_id for _ in range(2)]
-    assert steps == [1, 3]
