@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from specgov.env.fitting import Array, Cells, fit_parametric, isotonic_plane, predict
 from specgov.env.logged_steps import logged, logged_engine, require_one_kind
+from specgov.env.prefill_cost import prefill_cost
 from specgov.env.recording import Recording
 from specgov.policies.profile import Profile
 from specgov.policies.step_time import (
@@ -99,7 +100,6 @@ def calibrate(recordings: Sequence[Recording], setup: Setup = UNKNOWN_SETUP) -> 
     no_spec_grid = (
         complete(no_spec, parametric.without_speculation(), slope_ratio)[0] if len(no_spec) else None
     )
-    prefill, prefill_facts = _prefill(recordings, parametric)
     errors = np.abs(predict(parametric, cells) / cells.median_ms - 1)
     assumed = ["noise.stall_probability", "noise.stall_ms", "eager_floor_ms", "every cell with count 0"]
     if setup == UNKNOWN_SETUP:
@@ -119,10 +119,10 @@ def calibrate(recordings: Sequence[Recording], setup: Setup = UNKNOWN_SETUP) -> 
             "p95": round(float(np.quantile(errors, 0.95)), 4),
         },
         "sigma_by_batch_size": _sigma_by_batch_size(cells, logs),
-        "prefill": prefill_facts,
+        "prefill": {},  # below, since it rests on the step times
         "assumed": assumed,
     }
-    return Profile(
+    profile = Profile(
         name=setup.name,
         hardware=setup.hardware.name,
         engine=setup.engine or logged_engine(recordings),
@@ -134,11 +134,13 @@ def calibrate(recordings: Sequence[Recording], setup: Setup = UNKNOWN_SETUP) -> 
         grid=grid,
         no_spec_grid=no_spec_grid,
         noise=StepNoise(sigma=_sigma(logs)),
-        prefill=prefill,
+        prefill=PrefillCost(0.0, 0.0),
         parametric=parametric,
         eager_floor_ms=round(LAUNCH_MS_PER_LAYER * setup.model.layers, 4),
         facts=facts,
     )
+    prefill, facts["prefill"] = prefill_cost(recordings, profile)
+    return replace(profile, prefill=prefill)
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -341,22 +343,6 @@ def _sigma_by_batch_size(cells: Cells, logs: Array) -> dict[str, float]:
     speculating = np.repeat(cells.can_speculate, cells.count)
     sizes = np.unique(cells.batch_size[cells.can_speculate])
     return {str(size): _sigma(logs[speculating & (batch == size)]) for size in sizes}
-
-
-def _prefill(
-    recordings: Sequence[Recording], model: ParametricStepTime
-) -> tuple[PrefillCost, dict[str, Any]]:
-    """The fixed part is the model's; the part a token is measured where prefill chunks were recorded."""
-    fixed = model.coefficients.fixed_ms + model.coefficients.draft_extend_ms
-    tokens = np.concatenate([r.prefill_tokens for r in recordings if r.can_speculate])
-    millis = np.concatenate([r.prefill_ms for r in recordings if r.can_speculate])
-    if len(tokens) >= MIN_STEPS:
-        per_token, source = float(np.median((millis - fixed) / tokens)), "recorded"
-    else:
-        chunk = 4096
-        per_token, source = (float(model.prefill_ms(chunk)) - fixed) / chunk, "parametric model"
-    cost = PrefillCost(round(fixed, 4), round(max(per_token, 0.0), 6))
-    return cost, {"chunks": len(tokens), "ms_per_token_from": source}
 
 
 def _source(recording: Recording) -> dict[str, Any]:

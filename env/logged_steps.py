@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specgov.env.logged_prefill import Interruptions
 from specgov.env.logged_rows import LogFile, log_files
 from specgov.env.recording import Recording, RecordingError, Row, filtered
 
@@ -27,6 +28,7 @@ def read_decision_log(path: str | Path) -> Recording:
 
     """
     rows: dict[str, list[Row]] = {}
+    interruptions: dict[str, Interruptions] = {}
     engines: list[dict[str, Any]] = []
     files = log_files([path])
     for file in files:
@@ -34,7 +36,9 @@ def read_decision_log(path: str | Path) -> Recording:
             if entry.get("kind") == "engine":
                 engines.append(entry)
             elif entry.get("kind") == "step":
-                rows.setdefault(str(entry.get("engine_id")), []).append(logged_step(entry, where))
+                engine_id = str(entry.get("engine_id"))
+                rows.setdefault(engine_id, []).append(logged_step(entry, where))
+                interruptions.setdefault(engine_id, Interruptions()).add(entry)
     if not rows:
         raise RecordingError(f"{path}: holds no steps")
     kinds = {json.dumps({key: engine.get(key) for key in KIND}, sort_keys=True) for engine in engines}
@@ -44,7 +48,8 @@ def read_decision_log(path: str | Path) -> Recording:
         )
     in_order = [row for engine_rows in rows.values() for row in engine_rows]
     name = Path(str(path)).name
-    return filtered(name, _digest(files), True, in_order, engines[0] if engines else None)
+    found = [each for of_engine in interruptions.values() for each in of_engine.found]
+    return filtered(name, _digest(files), True, in_order, engines[0] if engines else None, found)
 
 
 def require_one_kind(recordings: Sequence[Recording]) -> None:
@@ -101,6 +106,7 @@ def logged_step(entry: dict[str, Any], where: str) -> Row:
             step_ms=None if step_ms is None else float(step_ms),
             padded_batch_size=int(entry["padded_batch_size"]),
             warm_up="warm_up" in entry["flags"],
+            after_prefill="after_prefill" in entry["flags"],
         )
     except (KeyError, TypeError, ValueError) as error:
         what = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)

@@ -10,20 +10,24 @@ decode steps. A step is used when
 
 1. it and the step before it are decode steps with consecutive numbers, and it is no warm-up step;
 2. the batch has the run's size (in a decision log, which has no runs: the padded size of the step before);
-3. the three steps before it had its tier and batch size too, so that a switch has settled.
+3. the three steps before it had its tier and batch size too, so that a switch has settled;
+4. in a decision log, the row after it is the next step's: the result of a step before a prefill waits for the
+   prefill's launch, which newer plugins know (they give no time) and older ones do not.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specgov.env.logged_prefill import Interruption
 
 SETTLED_STEPS = 3
 """Steps of the same tier and batch size before one that is used."""
@@ -52,6 +56,7 @@ class Row:
     context_tokens: int | None = None
     run_batch_size: int | None = None
     warm_up: bool = False
+    after_prefill: bool = False
 
     @property
     def running_size(self) -> int:
@@ -66,7 +71,8 @@ class Recording:
     The arrays of steps have one entry a usable step: ``context_tokens`` is the run's nominal context, or 0 in
     a decision log; ``padded_batch_size`` is 0 where not known. ``prefill_tokens`` and ``prefill_ms`` are
     contiguous prefill chunks of known size. ``rejected`` counts the rest by cause. ``engine`` holds what a
-    decision log says of its engine, by the protocol's names.
+    decision log says of its engine, by the protocol's names; ``interruptions`` is where prefill came between
+    its steps.
     """
 
     name: str
@@ -84,6 +90,7 @@ class Recording:
     prefill_ms: NDArray[np.float64]
     rejected: Mapping[str, int]
     engine: Mapping[str, Any] = field(default_factory=dict)
+    interruptions: tuple[Interruption, ...] = ()
 
 
 def read_recording(path: str | Path) -> Recording:
@@ -143,18 +150,18 @@ def filtered(
     name: str,
     sha256: str,
     can_speculate: bool,
-    rows: Iterable[Row],
+    rows: Sequence[Row],
     engine: Mapping[str, Any] | None = None,
+    interruptions: Sequence[Interruption] = (),
 ) -> Recording:
     """Keep the usable steps of ``rows`` by the rules above and count the others."""
     used: list[Row] = []
     prefills: list[tuple[int, float]] = []
     rejected: Counter[str] = Counter()
-    total, settled = 0, 0
+    settled = 0
     before: Row | None = None
-    for row in rows:
-        total += 1
-        cause, settled = _judge(row, before, settled)
+    for row, after in zip(rows, (*rows[1:], None), strict=True):
+        cause, settled = _judge(row, before, after, settled)
         if cause:
             rejected[cause] += 1
         else:
@@ -170,7 +177,7 @@ def filtered(
         name=name,
         sha256=sha256,
         can_speculate=can_speculate,
-        rows=total,
+        rows=len(rows),
         run=column(row.run for row in used),
         context_tokens=column(row.context_tokens or 0 for row in used),
         batch_size=column(row.batch_size for row in used),
@@ -182,6 +189,7 @@ def filtered(
         prefill_ms=np.array([ms for _, ms in prefills], dtype=np.float64),
         rejected=dict(sorted(rejected.items())),
         engine=dict(engine or {}),
+        interruptions=tuple(interruptions),
     )
 
 
@@ -203,7 +211,7 @@ def digest(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _judge(row: Row, before: Row | None, settled: int) -> tuple[str, int]:
+def _judge(row: Row, before: Row | None, after: Row | None, settled: int) -> tuple[str, int]:
     """Why a row is not used (empty: it is), and how many steps before it were like it."""
     if not row.is_decode:
         return "prefill", 0
@@ -213,11 +221,20 @@ def _judge(row: Row, before: Row | None, settled: int) -> tuple[str, int]:
         return "batch size changed", 0
     contiguous = before is not None and before.is_decode and before.step_id == row.step_id - 1
     if before is None or not contiguous or row.step_ms is None:
-        return "not contiguous", 0
+        return ("before a prefill" if contiguous and _is_before_prefill(row, after) else "not contiguous"), 0
     if before.running_size != row.running_size:
         return "batch size changed", 0
     settled = settled + 1 if before.num_steps == row.num_steps else 0
+    if _is_before_prefill(row, after):
+        return "before a prefill", settled
     return ("" if settled >= SETTLED_STEPS else "tier not settled"), settled
+
+
+def _is_before_prefill(row: Row, after: Row | None) -> bool:
+    """In a decision log, which has no rows for prefill: step numbers are missing, or a flag says so."""
+    if row.run_batch_size is not None or after is None:
+        return False
+    return after.step_id != row.step_id + 1 or after.after_prefill
 
 
 def _run_header(line: str, where: str) -> tuple[int, int]:

@@ -92,6 +92,12 @@ def _report(profile: Profile, path: Path) -> None:
     console.print(f"  outliers {facts['outliers']}, medians smoothed {len(facts['smoothed_cells'])}")
     for cell in facts["dropped_cells"]:
         console.print(f"  too few steps: {cell}")
+    cost, source = profile.prefill, facts["prefill"]
+    of_chunk = source.get("ms_per_chunk_from", "parametric model")
+    console.print(
+        f"  prefill: {cost.fixed_ms:g} ms a chunk (by: {of_chunk}), "
+        f"{cost.ms_per_token:g} ms a token (by: {source['ms_per_token_from']})"
+    )
     error = facts["parametric_error"]
     console.print(
         f"  parametric model: error {error['median']:.1%} median, {error['p95']:.1%} 95th percentile"

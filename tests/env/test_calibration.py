@@ -270,7 +270,11 @@ def test_the_fit_finds_what_made_the_cells() -> None:
 
 
 def test_a_decision_log_that_the_sidecar_wrote(tmp_path: Path) -> None:
-    """Two graph sizes, two tiers, ten steps a cell: the first follows nothing, two settle, seven are used."""
+    """Two graph sizes, two tiers, ten steps a cell.
+
+    The first follows nothing, two settle, and after the last a step's number is missing, as where a prefill
+    comes: six are used, of the very last cell seven.
+    """
     path = tmp_path / "decisions.jsonl"
     log = DecisionLog(path, DecisionLogConfig(), wall_clock=lambda: 0.0)
     info = pb.EngineInfo(
@@ -293,9 +297,13 @@ def test_a_decision_log_that_the_sidecar_wrote(tmp_path: Path) -> None:
     assert profile.tiers == (0, 3)
     # 3 requests of 700 tokens in a graph of 4: 525 a place, and 512 is the nearest power of two.
     plane = profile.grid.context_tokens.tolist().index(512.0)
-    assert profile.grid.count[plane, 0, :2].tolist() == [7, 7]
+    assert profile.grid.count[plane, :2, :2].tolist() == [[6, 6], [6, 7]]
     assert profile.grid.median_ms[plane, 0, :2].tolist() == [6.0, 9.0]
-    assert profile.facts["recordings"][0]["rejected"] == {"not contiguous": 4, "tier not settled": 8}
+    assert profile.facts["recordings"][0]["rejected"] == {
+        "before a prefill": 3,
+        "not contiguous": 4,
+        "tier not settled": 8,
+    }
 
 
 def test_a_log_of_unlike_engines_is_refused(tmp_path: Path) -> None:
