@@ -7,6 +7,8 @@ from typing import NamedTuple
 from specgov.client.messages import Decision
 from specgov.proto.v1 import specgov_pb2 as pb
 
+_SHADOW = pb.REASON_SHADOW
+
 
 class Held(NamedTuple):
     """The newest decision and until when the engine may apply it."""
@@ -50,10 +52,11 @@ class DecisionLife:
 
     def hold(self, decision: Decision, max_ttl_steps: int, max_ttl_s: float) -> None:
         """Make ``decision`` the newest; its life is cut to the two limits."""
-        last_step_id = decision.known_step_id + min(decision.ttl_steps, max_ttl_steps)
-        if decision.reason == pb.REASON_SHADOW or not decision.ttl_steps or not decision.ttl_ms:
+        _, known_step_id, _, _, _, _, ttl_steps, ttl_ms, reason, _, _, _, _ = decision
+        last_step_id = known_step_id + min(ttl_steps, max_ttl_steps)
+        if reason == _SHADOW or not ttl_steps or not ttl_ms:
             last_step_id = -1
-        self.held = Held(decision, last_step_id, min(decision.ttl_ms / 1000.0, max_ttl_s), self.active_s)
+        self.held = Held(decision, last_step_id, min(ttl_ms / 1000.0, max_ttl_s), self.active_s)
 
     def current(self, step_id: int, now_s: float) -> Decision | None:
         """The newest decision if it may be applied to step ``step_id`` at ``now_s``."""

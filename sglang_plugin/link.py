@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, final
 
-from specgov.client import RelayClient, Report, StreamClient, TierRange
+from specgov.client import Decision, RelayClient, Report, StreamClient
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.sglang_plugin import versions
-from specgov.sglang_plugin.orders import ENGINES_RULE, OWN_RULE, Kind, Order, Range
+from specgov.sglang_plugin.orders import ENGINES_RULE, OWN_RULE, Kind, Order
 from specgov.sglang_plugin.settings import Settings
 from specgov.sglang_plugin.versions import Ranks, ServerFacts
 
@@ -65,11 +65,11 @@ class Link:
     A decision for the record only (the sidecar's mode is shadow) leaves the tiers to SGLang's own rule.
     """
 
-    __slots__ = ("_order", "_ranges", "client")
+    __slots__ = ("_content", "_order", "client")
 
     def __init__(self, client: StreamClient | RelayClient) -> None:
         self.client = client
-        self._ranges: tuple[Range, tuple[TierRange, ...]] | None = None  # those of ``_order``
+        self._content: tuple[object, ...] = ()  # what of a decision ``_order`` was made of
         self._order = OWN_RULE
 
     def wanted(self, step_id: int) -> tuple[Order, int]:
@@ -79,11 +79,9 @@ class Link:
             newest = self.client.newest()
             shadow = newest is not None and newest.reason == pb.REASON_SHADOW
             return (ENGINES_RULE if shadow else OWN_RULE), 0
-        own = (decision.batch_size_min, decision.batch_size_max, decision.num_steps)
-        ranges = (own, decision.neighbours)
-        if ranges != self._ranges:
-            self._ranges = ranges
-            self._order = Order(Kind.TABLE, (own, *map(_range, decision.neighbours)))
+        content = decision[2:6]  # num_steps, its batch sizes, and the neighbours
+        if content != self._content:
+            self._content, self._order = content, _order(decision)
         return self._order, decision.decision_id
 
     def submit(self, report: Report) -> None:
@@ -104,5 +102,7 @@ class Link:
         threading.Thread(target=self.close, args=(step_id,), name="specgov-close", daemon=True).start()
 
 
-def _range(other: TierRange) -> Range:
-    return other.batch_size_min, other.batch_size_max, other.num_steps
+def _order(decision: Decision) -> Order:
+    own = (decision.batch_size_min, decision.batch_size_max, decision.num_steps)
+    others = ((other.batch_size_min, other.batch_size_max, other.num_steps) for other in decision.neighbours)
+    return Order(Kind.TABLE, (own, *others))
