@@ -65,7 +65,7 @@ class Doors:
     ) -> None:
         self._servers: list[grpc.Server] = []
         self.pools: list[futures.Executor] = []
-        self._sockets: list[Path] = []
+        self._sockets: dict[Path, tuple[int, int] | None] = {}
         self._certificates = None if config.tls is None else Certificates(config.tls)
         self._gate = (
             None if config.admin_token_file is None else TokenGate(config.admin_token_file, on_refused)
@@ -121,6 +121,10 @@ class Doors:
         """Cut the calls whose request does not come; to be called once a second."""
         self._calls.check()
 
+    def lost_sockets(self) -> list[str]:
+        """The sockets whose file is gone or another's: nobody new can connect there, ever."""
+        return [str(path) for path, made in self._sockets.items() if _is_lost(path, made)]
+
     def refresh(self) -> None:
         """Take certificates and tokens that have changed; the old ones hold where the new cannot be used."""
         if self._certificates is not None:
@@ -145,7 +149,7 @@ class Doors:
         credentials = None if self._certificates is None else self._certificates.credentials()
         bound = listen.bind(server, address, socket_group=group, credentials=credentials)
         if isinstance(bound, listen.UnixAddress):
-            self._sockets.append(bound.path)
+            self._sockets[bound.path] = listen.file_id(bound.path)
         return bound
 
     def _warn_of_strangers(self, config: ServeConfig) -> None:
@@ -164,6 +168,13 @@ class Doors:
                     address=str(address),
                     may=" and ".join(open_to),
                 )
+
+
+def _is_lost(path: Path, made: tuple[int, int] | None) -> bool:
+    try:
+        return listen.file_id(path) != made
+    except OSError:  # it may be there, or not
+        return False
 
 
 def _options(workers: int) -> Sequence[tuple[str, int]]:

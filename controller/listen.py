@@ -160,6 +160,20 @@ def _bind_unix(server: grpc.Server, address: UnixAddress, socket_group: str | No
     address.path.chmod(0o660)
 
 
+def file_id(path: Path) -> tuple[int, int] | None:
+    """Which file is at ``path``, by device and inode; None where there is none.
+
+    Raises:
+        OSError: it cannot be looked at.
+
+    """
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _make_room(path: Path) -> None:
     """Remove a socket file that nobody serves any more; refuse anything else that is in the way."""
     folder = path.parent

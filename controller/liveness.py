@@ -51,10 +51,11 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """Looks at all streams and thread pools each time ``check`` is called.
+    """Looks at all streams, thread pools and sockets each time ``check`` is called.
 
-    ``on_change`` is called with False when something is stuck, and with True when all moves again; ``on_cut``
-    for each stream that was cut because its peer reads nothing.
+    ``lost_sockets`` names those whose file is gone. ``on_change`` is called with False when something is
+    stuck or lost, and with True when all is well again; ``on_cut`` for each stream that was cut because its
+    peer reads nothing.
     """
 
     def __init__(
@@ -63,14 +64,17 @@ class Watchdog:
         pools: Sequence[Executor],
         on_change: Callable[[bool], object],
         on_cut: Callable[[], object],
+        lost_sockets: Callable[[], list[str]] = list,
     ) -> None:
         self._streams = streams
         self._pools = [_Pool(pool) for pool in pools]
         self._on_change = on_change
         self._on_cut = on_cut
+        self._lost_sockets = lost_sockets
+        self._told: tuple[list[str], list[str]] = ([], [])
         self._seen: dict[int, tuple[Watched, int, Waits, int]] = {}
         self.stuck = 0
-        """How many streams and pools are stuck."""
+        """How many streams and pools are stuck, and sockets lost."""
 
     def check(self) -> None:
         """One round."""
@@ -87,7 +91,7 @@ class Watchdog:
                 self._on_cut()
                 stream.cut_off()
         stuck += ["thread pool"] * sum(pool.rounds_waiting() >= STUCK_ROUNDS for pool in self._pools)
-        self._tell(stuck)
+        self._tell(stuck, self._lost_sockets())
 
     def _rounds(self, before: dict[int, tuple[Watched, int, Waits, int]], stream: Watched) -> int:
         """For how many rounds the stream has waited for the same without a move."""
@@ -98,15 +102,23 @@ class Watchdog:
         self._seen[id(stream)] = (stream, moves, waits_for, rounds)
         return rounds
 
-    def _tell(self, stuck: list[str]) -> None:
-        before, self.stuck = self.stuck, len(stuck)
-        if stuck and not before:
+    def _tell(self, stuck: list[str], lost: list[str]) -> None:
+        (stuck_before, lost_before), self._told = self._told, (stuck, lost)
+        before, self.stuck = self.stuck, len(stuck) + len(lost)
+        if stuck and not stuck_before:
             get_logger().error(
                 "decisions are stuck: health says NOT_SERVING", stuck=sorted(stuck)[:_SHOWN], count=len(stuck)
             )
+        if lost and lost != lost_before:
+            get_logger().error(
+                "the socket's file was removed or replaced, nobody can connect any more: health says "
+                "NOT_SERVING; restart the sidecar",
+                sockets=lost,
+            )
+        if self.stuck and not before:
             self._on_change(False)
-        elif before and not stuck:
-            get_logger().warning("decisions move again: health says SERVING")
+        elif before and not self.stuck:
+            get_logger().warning("all moves again: health says SERVING")
             self._on_change(True)
 
 

@@ -68,7 +68,9 @@ class Metrics:
             registry=self.registry,
         )
         self.stuck = Gauge(
-            "specgov_stuck", "Streams and thread pools that make no progress", registry=self.registry
+            "specgov_stuck",
+            "Streams and thread pools that make no progress, socket files that are gone",
+            registry=self.registry,
         )
         self.admin_refused = Counter(
             "specgov_admin_calls_refused_total",

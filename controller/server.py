@@ -92,6 +92,7 @@ class Sidecar:
             self._doors.pools,
             on_change=lambda moves: self._set_health(_SERVING if moves else _NOT_SERVING),
             on_cut=self.metrics.streams_cut.inc,
+            lost_sockets=self._doors.lost_sockets,
         )
         self.metrics.stuck.set_function(lambda: self.watchdog.stuck)
         self._notifier = Notifier()

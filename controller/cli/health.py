@@ -10,7 +10,8 @@ def health(*, target: remote.Target = None, service: str = "") -> int:
 
     For example: specgov health --target unix:///run/specgov/specgov.sock
 
-    It says SERVING while it makes progress, and NOT_SERVING while it starts, stops, or decisions are stuck.
+    It says SERVING while it makes progress, and NOT_SERVING while it starts, stops, decisions are stuck,
+    or its socket's file is gone.
     Needs no token. Exit codes: 0 SERVING, 1 NOT_SERVING, 3 nothing answers.
 
     Args:

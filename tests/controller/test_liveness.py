@@ -41,7 +41,10 @@ class Bench:
         self.streams = list(streams)
         self.said: list[bool] = []
         self.cuts = 0
-        self.watchdog = Watchdog(lambda: self.streams, [], self.said.append, self._cut)
+        self.lost: list[str] = []
+        self.watchdog = Watchdog(
+            lambda: self.streams, [], self.said.append, self._cut, lambda: list(self.lost)
+        )
 
     def _cut(self) -> None:
         self.cuts += 1
@@ -129,6 +132,82 @@ def test_a_peer_that_reads_slowly_is_not_cut() -> None:
         bench.rounds(UNREAD_ROUNDS)
         stream.moves += 1
     assert stream.cuts == 0
+
+
+def test_a_lost_socket_is_told_once_beside_what_is_stuck(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(Stream(Waits.SIDECAR))
+    bench.lost.append("/run/s.sock")
+    bench.rounds(STUCK_ROUNDS)
+    assert (bench.said, bench.watchdog.stuck) == ([False], 1)
+    bench.rounds(1)
+    assert (bench.said, bench.watchdog.stuck) == ([False], 2)
+    bench.rounds(50)
+    assert caplog.text.count("/run/s.sock") == caplog.text.count("decisions are stuck") == 1
+    bench.streams.clear()
+    bench.rounds(1)
+    assert (bench.said, bench.watchdog.stuck) == ([False], 1)
+    bench.lost.clear()
+    bench.rounds(1)
+    assert (bench.said, bench.watchdog.stuck) == ([False, True], 0)
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _replace(path: Path) -> None:
+    path.rename(path.with_suffix(".kept"))  # while it is there the new file cannot have its inode
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+
+
+def _remove_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("moved"))
+
+
+@pytest.mark.parametrize("lose", [_remove, _replace, _remove_folder])
+@pytest.mark.parametrize("door", ["listen", "admin_listen"])
+def test_a_sidecar_whose_socket_is_lost_says_what_to_do(
+    start: Make,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    lose: Callable[[Path], None],
+    door: str,
+) -> None:
+    """Whoever is connected is served on, and asks in vain for nothing: health and metric say it."""
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "s.sock"
+    doors_of = {"listen": f"unix://{tmp_path}/engines.sock", "admin_listen": f"unix://{tmp_path}/admin.sock"}
+    sidecar = start(**{**doors_of, door: f"unix://{path}"})
+    sidecar.sidecar._ticker.stop()
+    stream = sidecar.stream()
+    sidecar.sidecar.watchdog.check()
+    assert (health(sidecar), sidecar.metric("specgov_stuck")) == ("SERVING", 0)
+    lose(path)
+    for _ in range(3):
+        sidecar.sidecar.watchdog.check()
+    assert (health(sidecar), sidecar.metric("specgov_stuck")) == ("NOT_SERVING", 1)
+    told = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
+    assert [("restart the sidecar" in text, "serving" in text) for text in told][-1:] == [(True, False)]
+    assert sum("restart the sidecar" in text for text in told) == 1
+    stream.close()
+
+
+def test_a_socket_that_cannot_be_looked_at_or_comes_back_is_not_lost(
+    start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sidecar = start()
+    path = sidecar.sidecar.address.path
+    moved = path.rename(path.with_suffix(".moved"))
+    assert sidecar.sidecar._doors.lost_sockets() == [str(path)]
+    moved.rename(path)
+    assert sidecar.sidecar._doors.lost_sockets() == []
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(str(path))
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    assert sidecar.sidecar._doors.lost_sockets() == []
 
 
 def test_a_pool_without_a_free_thread_is_stuck() -> None:
