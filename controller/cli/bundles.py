@@ -47,6 +47,8 @@ def push(
     with remote.sidecar(remote.target_or_default(target)) as channel:
         stub = specgov_pb2_grpc.ControllerAdminStub(channel)
         store = _store(stub)
+        if engine and not only_store:  # a name that is wrong is found before anything is stored
+            stub.GetEngine(specgov_pb2.GetEngineRequest(engine_id=engine), timeout=remote.TIMEOUT_S)
         stored = bundles.push(bundle, store, name or None)
         output.console().print(
             f"{stored.name}@{stored.version}: in {store / stored.name / str(stored.version)}", soft_wrap=True

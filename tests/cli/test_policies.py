@@ -96,6 +96,17 @@ def test_push_before_any_engine_says_how_to_use_it(run, start: Start, bundle: Pa
     assert "policy = 'ppo:default@1' in the configuration" in ran.out
 
 
+def test_a_push_for_an_unknown_engine_stores_nothing(run, start: Start, bundle: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    target = start(bundles={"dir": str(store)})
+    ran = run("policy", "push", str(bundle), "--engine", "e2", "--target", target)
+    assert (ran.code, ran.out) == (1, "")
+    assert "there is no engine 'e2': there is e1" in ran.err
+    assert list(store.iterdir()) == []
+    ran = run("policy", "push", str(bundle), "--engine", "e1", "--target", target)
+    assert (ran.code, "e1: policy ppo:default@1, on trial" in ran.out) == (0, True)
+
+
 def test_a_damaged_bundle_is_not_pushed(run, start: Start, bundle: Path, tmp_path: Path) -> None:
     (bundle / "policy.safetensors").write_bytes(b"")
     ran = run("policy", "push", str(bundle), "--target", start(bundles={"dir": str(tmp_path / "store")}))
