@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specgov.controller.bundles import Bundles
 from specgov.controller.config import ServeConfig
+from specgov.controller.engine_metrics import Tally
 from specgov.controller.engine_state import (
     UnfitStateError,
     batch_of,
@@ -65,7 +66,7 @@ class Engine:
     Every method wants ``lock`` held; no lock spans engines. ``session`` is the stream that has the engine.
 
     ``seat`` has its rule. ``outlook`` is what the newest decision is expected to bring, None where its rule
-    has no model.
+    has no model. ``tally`` is where its steps are counted, set by the metrics.
 
     Raises:
         PolicyError: the configured policy cannot be used on this engine.
@@ -95,6 +96,7 @@ class Engine:
         self.last_record: StepRecord | None = None
         self.last_decisions: deque[pb.Decision] = deque(maxlen=KEPT_DECISIONS)
         self.outlook: Outlook | None = None
+        self.tally: Tally | None = None
         self._config = config
         self._batch = BatchView(batch_size=1)
         self._last_step_id = 0

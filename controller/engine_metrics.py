@@ -4,15 +4,15 @@ Engine ids come from outside, so only ``MAX_ENGINES`` of them become labels; the
 ``OVERFLOW``. An engine keeps its label while it is away, until a connected one needs it; the series then end,
 and begin at 0 should it come back.
 
-A step costs some additions to plain numbers under a lock of the label's own. Prometheus' types are only made
-when the endpoint is asked.
+A step only puts what is to be counted into its label's queue. It is counted, many steps at once, when the
+queue is long or the endpoint is asked, which so sees every step. Prometheus' types are only made then.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,16 +27,25 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from specgov.controller.guard.metrics import guard_families
-from specgov.controller.histogram import Histogram
+from specgov.controller.histogram import Histogram, SharedHistogram
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
     from specgov.controller.engine import Engine, StepRecord
+    from specgov.controller.guard.estimates import Outlook
+
+_Decided = tuple[pb.Decision, "Outlook | None", bool, float]
 
 MAX_ENGINES = 64
 OVERFLOW = "_other"
 """The label that engines beyond the limit share. They have counters, and no gauges."""
 
+MAX_QUEUED = 32
+"""Steps or decisions of a label that wait to be counted, a burst apart."""
+
+DECISION_SECONDS_BUCKETS = (
+    10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 100e-3,
+)  # fmt: skip
 LAG_STEPS_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 ROUND_TRIP_SECONDS_BUCKETS = (0.2e-3, 0.5e-3, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 1.0)
 
@@ -58,9 +67,16 @@ class _OfTier:
 
 
 class Tally:
-    """What is counted under one label. Use every method and attribute with ``lock`` held."""
+    """What is counted under one label.
+
+    ``steps`` and ``decided`` queue what is to be counted, and ``settle`` counts it; any thread may call them.
+    The counts are read with ``lock`` held. ``decision_seconds`` is shared by all labels.
+    """
 
     __slots__ = (
+        "_decision_seconds",
+        "_decisions",
+        "_steps",
         "baseline_output_tokens",
         "by_tier",
         "decisions",
@@ -76,7 +92,7 @@ class Tally:
         "timed_steps",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, decision_seconds: SharedHistogram) -> None:
         self.lock = threading.Lock()
         self.by_tier: dict[int, _OfTier] = defaultdict(_OfTier)
         self.timed_steps = 0
@@ -90,9 +106,43 @@ class Tally:
         self.last_report_s = 0.0
         self.lag_steps = Histogram(LAG_STEPS_BUCKETS)
         self.round_trip_seconds = Histogram(ROUND_TRIP_SECONDS_BUCKETS)
+        self._decision_seconds = decision_seconds
+        self._steps: deque[StepRecord] = deque()
+        self._decisions: deque[_Decided] = deque()
 
-    def add_step(self, record: StepRecord) -> None:
-        """Count a step that was reported."""
+    def stepped(self, records: Sequence[StepRecord], now_s: float) -> None:
+        """Queue steps that were reported at ``now_s``, in seconds since 1970."""
+        self.last_report_s = now_s
+        self._steps.extend(records)
+
+    def decided(self, decision: pb.Decision, outlook: Outlook | None, switched: bool, seconds: float) -> None:
+        """Queue a decision that took ``seconds``."""
+        self._decisions.append((decision, outlook, switched, seconds))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much is queued that it should be counted."""
+        return len(self._steps) >= MAX_QUEUED or len(self._decisions) >= MAX_QUEUED
+
+    def settle(self) -> None:
+        """Count what is queued."""
+        with self.lock:
+            for _ in range(len(self._steps)):
+                self._add_step(self._steps.popleft())
+            for _ in range(len(self._decisions)):
+                self._add_decision(*self._decisions.popleft())
+
+    def _add_decision(
+        self, decision: pb.Decision, outlook: Outlook | None, switched: bool, seconds: float
+    ) -> None:
+        self.decisions[decision.reason, decision.num_steps] += 1
+        self.tier_switches += switched
+        if outlook is not None:
+            self.expected_output_tokens += outlook.tokens
+            self.baseline_output_tokens += outlook.baseline_tokens
+        self._decision_seconds.observe(seconds)
+
+    def _add_step(self, record: StepRecord) -> None:
         step = record.step
         of_tier = self.by_tier[step.num_steps]
         of_tier.steps += 1
@@ -124,38 +174,38 @@ class EngineMetrics(Collector):
         self._wall_clock = wall_clock
         self._lock = threading.Lock()
         self._labelled: dict[str, _Labelled] = {}  # the longest connected first
-        self._overflow = Tally()
+        self._decision_seconds = SharedHistogram(
+            "specgov_decision_seconds",
+            "From taking reports to the decision's message",
+            DECISION_SECONDS_BUCKETS,
+        )
+        self._overflow = Tally(self._decision_seconds)
 
     def connected(self, engine: Engine) -> None:
-        """Give an engine that came a label, if there is one."""
+        """Give an engine that came a label, if there is one, and with it the tally to count in."""
         engine_id = engine.info.engine_id
         with self._lock:
             known = self._labelled.pop(engine_id, None)
             if known is None and not self._has_room():
+                engine.tally = self._overflow
                 return
-            self._labelled[engine_id] = _Labelled(engine, known.tally if known else Tally())
+            engine.tally = known.tally if known else Tally(self._decision_seconds)
+            self._labelled[engine_id] = _Labelled(engine, engine.tally)
 
     def stepped(self, engine: Engine, records: Sequence[StepRecord]) -> None:
-        """Count steps that an engine reported."""
-        tally = self._tally(engine)
-        with tally.lock:
-            for record in records:
-                tally.add_step(record)
-            tally.last_report_s = self._wall_clock()
+        """Note steps that an engine reported."""
+        if engine.tally is not None:
+            engine.tally.stepped(records, self._wall_clock())
 
-    def decided(self, engine: Engine, decision: pb.Decision, *, switched: bool) -> None:
-        """Count a decision for an engine."""
-        tally = self._tally(engine)
-        with tally.lock:
-            tally.decisions[decision.reason, decision.num_steps] += 1
-            tally.tier_switches += switched
-            if (outlook := engine.outlook) is not None:
-                tally.expected_output_tokens += outlook.tokens
-                tally.baseline_output_tokens += outlook.baseline_tokens
+    def decided(self, engine: Engine, decision: pb.Decision, *, switched: bool, seconds: float) -> None:
+        """Note a decision for an engine, which took ``seconds``."""
+        if engine.tally is not None:
+            engine.tally.decided(decision, engine.outlook, switched, seconds)
 
-    def _tally(self, engine: Engine) -> Tally:
-        labelled = self._labelled.get(engine.info.engine_id)
-        return self._overflow if labelled is None else labelled.tally
+    def settle(self, engine: Engine) -> None:
+        """Count what was noted of an engine, if that is much."""
+        if engine.tally is not None and engine.tally.is_due:
+            engine.tally.settle()
 
     def _has_room(self) -> bool:
         """Whether a label is free, or an engine that is away can give its own up."""
@@ -163,17 +213,21 @@ class EngineMetrics(Collector):
             return True
         away = (name for name, one in self._labelled.items() if one.engine.session is None)
         longest_away = next(away, None)
-        return longest_away is not None and self._labelled.pop(longest_away) is not None
+        if longest_away is None:
+            return False
+        self._labelled.pop(longest_away).tally.settle()  # for what all labels share
+        return True
 
-    def collect(
-        self,
-    ) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
         """Everything, as Prometheus wants it."""
         with self._lock:
             labelled = dict(self._labelled)
+        tallies = {name: one.tally for name, one in labelled.items()}
+        for tally in (*tallies.values(), self._overflow):
+            tally.settle()
+        yield from self._decision_seconds.collect()
         yield from _gauges({name: one.engine for name, one in labelled.items()})
         yield from guard_families({name: one.engine.guard for name, one in labelled.items()})
-        tallies = {name: one.tally for name, one in labelled.items()}
         yield from _counts(tallies | ({OVERFLOW: self._overflow} if self._overflow.decisions else {}))
 
 

@@ -21,15 +21,10 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from specgov.controller.engine_metrics import EngineMetrics
-from specgov.controller.histogram import SharedHistogram
 from specgov.controller.validation import Cause
 
 # Else each counter brings a second series that says when it began, which is the process's start.
 disable_created_metrics()  # type: ignore[no-untyped-call]
-
-DECISION_SECONDS_BUCKETS = (
-    10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 100e-3,
-)  # fmt: skip
 
 
 class Metrics:
@@ -77,12 +72,6 @@ class Metrics:
             "Calls of the admin service without one of its tokens",
             registry=self.registry,
         )
-        self.decision_seconds = SharedHistogram(
-            "specgov_decision_seconds",
-            "From taking reports to the decision's message",
-            DECISION_SECONDS_BUCKETS,
-        )
-        self.registry.register(self.decision_seconds)
         self._connected_engines = Gauge(
             "specgov_connected_engines", "Engines with an open stream", registry=self.registry
         )

@@ -149,14 +149,18 @@ class Session:
             mail: Sequence[_Mail] = (_Refresh(),)
             while True:
                 self._is_busy = True
-                decision = self._handle(engine, mail)
+                records: list[StepRecord] = []
+                decision = self._handle(engine, mail, records)
                 self._is_busy = False
                 self.moves += 1
-                if decision is not None:
-                    self._is_sending = True
-                    yield decision
-                    self._is_sending = False
-                    self.moves += 1
+                try:
+                    if decision is not None:
+                        self._is_sending = True
+                        yield decision
+                        self._is_sending = False
+                        self.moves += 1
+                finally:
+                    self._telemetry.sent(engine, records)
                 if self._input_ended:
                     return
                 mail = self._take()
@@ -220,10 +224,12 @@ class Session:
             mail.append(self._mailbox.get_nowait())  # nobody else takes from it
         return mail
 
-    def _handle(self, engine: Engine, mail: Sequence[_Mail]) -> pb.Decision | None:
-        """Take in all of ``mail`` in order, then decide once if anything in it calls for a decision."""
+    def _handle(self, engine: Engine, mail: Sequence[_Mail], records: list[StepRecord]) -> pb.Decision | None:
+        """Take in all of ``mail`` in order, then decide once if anything in it calls for a decision.
+
+        ``records`` gets the steps that were reported.
+        """
         started_s = self._telemetry.timer()
-        records: list[StepRecord] = []
         with engine.lock:
             if engine.session is not self:
                 raise SessionEnded(grpc.StatusCode.ABORTED, _SUPERSEDED)

@@ -62,15 +62,13 @@ class Telemetry:
 
     def stepped(self, engine: Engine, records: Sequence[StepRecord], decision: pb.Decision | None) -> None:
         """Steps were observed, and ``decision`` (None: none) came of them; the engine's lock is held."""
-        if not records:
-            if decision is not None and self.decision_log is not None:
-                self.decision_log.decided(engine.info.engine_id, decision, engine.mode)
-            return
-        self.metrics.engines.stepped(engine, records)
-        if self.decision_log is not None:
-            self.decision_log.steps(engine.info.engine_id, records, decision, engine.mode)
-        if self.watchers.all:
-            self._show(engine, records)
+        log = self.decision_log
+        if records:
+            self.metrics.engines.stepped(engine, records)
+            if log is not None:
+                log.steps(engine.info.engine_id, records, decision, engine.mode)
+        elif decision is not None and log is not None:
+            log.decided(engine.info.engine_id, decision, engine.mode)
 
     def decided(
         self,
@@ -82,10 +80,16 @@ class Telemetry:
         seconds: float,
     ) -> None:
         """A decision was made in ``seconds``, on ``records``."""
-        self.metrics.engines.decided(engine, decision, switched=switched)
-        self.metrics.decision_seconds.observe(seconds)
+        self.metrics.engines.decided(engine, decision, switched=switched, seconds=seconds)
         if self.tracing is not None:
             self.tracing.decided(engine, records, decision, seconds)
+
+    def sent(self, engine: Engine, records: Sequence[StepRecord]) -> None:
+        """The decision on ``records``, if there was one, is sent: do what could wait for that."""
+        self.metrics.engines.settle(engine)
+        if records and self.watchers.all:
+            with engine.lock:
+                self._show(engine, records)
 
     def _show(self, engine: Engine, records: Sequence[StepRecord]) -> None:
         for record in records:

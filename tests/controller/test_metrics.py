@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from prometheus_client import Metric
 
 from specgov.controller.engine import StepRecord
-from specgov.controller.engine_metrics import OVERFLOW, EngineMetrics
+from specgov.controller.engine_metrics import MAX_QUEUED, OVERFLOW, EngineMetrics
 from specgov.controller.guard.config import GuardConfig
 from specgov.controller.guard.guard import Guard
 from specgov.controller.metrics import Metrics
@@ -32,6 +33,7 @@ class FakeEngine:
     mode: int = pb.MODE_ACTIVE
     policy_failure: str = ""
     outlook: Any = None
+    tally: Any = None
     policy: Any = field(default_factory=lambda: SimpleNamespace(name="greedy", version="1"))
     last_record: StepRecord | None = None
     guard: Guard = field(default_factory=lambda: Guard(GuardConfig(), "e", CONTEXT))
@@ -122,7 +124,9 @@ def test_engines_beyond_the_limit_share_a_label(metrics: Metrics) -> None:
     engines = [engine(name) for name in "abcd"]
     for one in engines:
         metrics.engines.connected(one)
-        metrics.engines.decided(one, pb.Decision(num_steps=3, reason=pb.REASON_HOLD), switched=True)
+        metrics.engines.decided(
+            one, pb.Decision(num_steps=3, reason=pb.REASON_HOLD), switched=True, seconds=0.0
+        )
     assert labels_of(metrics, "specgov_tier_switches_total") == {"a": 1, "b": 1, OVERFLOW: 2}
     assert value(metrics, "specgov_decisions_total", engine=OVERFLOW, reason="hold", tier="3") == 2
     assert labels_of(metrics, "specgov_engine_connected") == {"a": 1, "b": 1}
@@ -140,7 +144,7 @@ def test_an_engine_that_is_away_gives_its_label_to_one_that_comes(metrics: Metri
     # a is back and finds none free: it is counted under the overflow, and from 0 where it gets one again.
     a.session = "a stream"
     metrics.engines.connected(a)
-    metrics.engines.decided(a, pb.Decision(reason=pb.REASON_POLICY), switched=False)
+    metrics.engines.decided(a, pb.Decision(reason=pb.REASON_POLICY), switched=False, seconds=0.0)
     assert OVERFLOW in labels_of(metrics, "specgov_decisions_total")
 
 
@@ -152,6 +156,64 @@ def test_an_engine_that_reconnects_keeps_its_counts(metrics: Metrics) -> None:
     metrics.engines.connected(again)
     metrics.engines.stepped(again, [record(3, 1)])
     assert value(metrics, "specgov_steps_total", engine="a", tier="3") == 2
+
+
+def test_what_was_counted_of_all_engines_stays_when_a_label_goes(metrics: Metrics) -> None:
+    a, b, c = (engine(name) for name in "abc")
+    for one in (a, b):
+        metrics.engines.connected(one)
+        metrics.engines.decided(one, pb.Decision(), switched=False, seconds=0.25)
+    a.session = None
+    metrics.engines.connected(c)  # takes a's label
+    assert value(metrics, "specgov_decision_seconds_count") == 2
+    assert value(metrics, "specgov_decision_seconds_sum") == 0.5
+
+
+def test_few_steps_wait_to_be_counted(metrics: Metrics) -> None:
+    one = engine("a")
+    metrics.engines.connected(one)
+    for _ in range(MAX_QUEUED - 1):
+        metrics.engines.stepped(one, [record(3, 1)])
+        metrics.engines.settle(one)
+    assert not one.tally.by_tier
+    metrics.engines.stepped(one, [record(3, 1)])
+    metrics.engines.settle(one)
+    assert one.tally.by_tier[3].steps == MAX_QUEUED
+    # And the endpoint tells of those that wait.
+    metrics.engines.stepped(one, [record(3, 1)])
+    assert value(metrics, "specgov_steps_total", engine="a", tier="3") == MAX_QUEUED + 1
+
+
+def test_streams_and_the_endpoint_count_each_step_once() -> None:
+    """Four streams without labels count in one tally, which the endpoint is asked for all the while."""
+    metrics = Metrics(EngineMetrics(max_engines=0))
+    engines = [engine(name) for name in "abcd"]
+    for one in engines:
+        metrics.engines.connected(one)
+    over = threading.Event()
+
+    def stream(one: Any) -> None:
+        for _ in range(1000):
+            metrics.engines.stepped(one, [record(3, 1)])
+            metrics.engines.decided(one, pb.Decision(num_steps=3), switched=True, seconds=0.0)
+            metrics.engines.settle(one)
+
+    def endpoint() -> None:
+        while not over.is_set():
+            list(metrics.engines.collect())
+
+    threads = [threading.Thread(target=stream, args=(one,)) for one in engines]
+    asking = threading.Thread(target=endpoint)
+    for thread in (asking, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    over.set()
+    asking.join()
+    assert value(metrics, "specgov_steps_total", engine=OVERFLOW, tier="3") == 4000
+    assert value(metrics, "specgov_output_tokens_total", engine=OVERFLOW, tier="3") == 8000
+    assert value(metrics, "specgov_tier_switches_total", engine=OVERFLOW) == 4000
+    assert value(metrics, "specgov_decision_seconds_count") == 4000
 
 
 def test_any_text_of_an_engine_can_be_shown(metrics: Metrics) -> None:
