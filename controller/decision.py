@@ -17,8 +17,9 @@ MAX_NEIGHBOURS_EACH_SIDE = 32
 class DecisionBuilder:
     """Builds the decisions of one policy for one engine.
 
-    The message for a range is kept as long as the policy's ranges stay the same, since most decisions differ
-    from the last only in their numbers.
+    The message for a range is kept as long as the policy's ranges stay the same, and the last one with its
+    estimates as long as the choice is the same object: most decisions differ from the last only in their
+    numbers.
     """
 
     def __init__(self, engine: EngineSpec, policy: Policy, ttl_steps: int, ttl_ms: int) -> None:
@@ -29,6 +30,9 @@ class DecisionBuilder:
         self._ranges: tuple[TierRange, ...] = ()
         self._range_ends: list[int] = []
         self._templates: dict[int, pb.Decision] = {}
+        self._choice: Choice | None = None
+        self._index = -1
+        self._message = pb.Decision()
 
     def build(
         self, choice: Choice, batch_size: int, decision_id: int, known_step_id: int, reason: Reason
@@ -41,18 +45,14 @@ class DecisionBuilder:
         """
         self.check(choice)
         index = min(bisect_left(self._range_ends, batch_size), len(self._ranges) - 1)
-        template = self._templates.get(index)
-        if template is None:
-            template = self._templates[index] = self._template(index)
+        if choice is not self._choice or index != self._index:
+            self._message = self._filled(choice, index)
+            self._choice, self._index = choice, index
         decision = pb.Decision()
-        decision.CopyFrom(template)
+        decision.CopyFrom(self._message)
         decision.decision_id = decision_id
         decision.known_step_id = known_step_id
         decision.reason = reason  # type: ignore[assignment]  # the enums' values are the same
-        if choice.propensity is not None:
-            decision.propensity = choice.propensity
-        if choice.expected_tokens is not None:
-            add_estimates(decision, self._engine.tiers, choice.expected_tokens, choice.expected_ms)
         return decision
 
     def check(self, choice: Choice) -> None:
@@ -70,6 +70,18 @@ class DecisionBuilder:
         self._ranges = ranges
         self._range_ends = [tier_range.batch_size_max for tier_range in ranges]
         self._templates = {}
+
+    def _filled(self, choice: Choice, index: int) -> pb.Decision:
+        """The message for a range, with what the choice says beside its ranges."""
+        template = self._templates.get(index)
+        if template is None:
+            template = self._templates[index] = self._template(index)
+        message = pb.Decision()
+        message.CopyFrom(template)
+        if choice.propensity is not None:
+            message.propensity = choice.propensity
+        add_estimates(message, self._engine.tiers, choice.expected_tokens, choice.expected_ms)
+        return message
 
     def _template(self, index: int) -> pb.Decision:
         own = self._ranges[index]
