@@ -15,7 +15,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -34,14 +34,12 @@ if TYPE_CHECKING:
     from specgov.controller.engine import Engine, StepRecord
     from specgov.controller.guard.estimates import Outlook
 
-_Decided = tuple[pb.Decision, "Outlook | None", bool, float]
-
 MAX_ENGINES = 64
 OVERFLOW = "_other"
 """The label that engines beyond the limit share. They have counters, and no gauges."""
 
 MAX_QUEUED = 32
-"""Steps or decisions of a label that wait to be counted, a burst apart."""
+"""Turns of a label's streams that wait to be counted, for those that count many at once."""
 
 DECISION_SECONDS_BUCKETS = (
     10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 100e-3,
@@ -57,6 +55,20 @@ def reason_label(reason: int) -> str:
     return pb.Reason.Name(reason).removeprefix("REASON_").lower()  # type: ignore[arg-type]
 
 
+class Handled(NamedTuple):
+    """What a stream did in one turn: steps that were reported, and the decision on them, if one was made.
+
+    ``outlook`` is what it is expected to bring; ``switched``: it is for another tier than the one before;
+    ``seconds``: how long it took.
+    """
+
+    records: Sequence[StepRecord]
+    decision: pb.Decision | None = None
+    outlook: Outlook | None = None
+    switched: bool = False
+    seconds: float = 0.0
+
+
 class _OfTier:
     """What is counted of the steps that ran at one tier."""
 
@@ -69,14 +81,13 @@ class _OfTier:
 class Tally:
     """What is counted under one label.
 
-    ``steps`` and ``decided`` queue what is to be counted, and ``settle`` counts it; any thread may call them.
-    The counts are read with ``lock`` held. ``decision_seconds`` is shared by all labels.
+    ``handled`` queues what is to be counted, and ``settle`` counts it; any thread may call them. The counts
+    are read with ``lock`` held. ``decision_seconds`` is shared by all labels.
     """
 
     __slots__ = (
         "_decision_seconds",
-        "_decisions",
-        "_steps",
+        "_queue",
         "baseline_output_tokens",
         "by_tier",
         "decisions",
@@ -107,40 +118,36 @@ class Tally:
         self.lag_steps = Histogram(LAG_STEPS_BUCKETS)
         self.round_trip_seconds = Histogram(ROUND_TRIP_SECONDS_BUCKETS)
         self._decision_seconds = decision_seconds
-        self._steps: deque[StepRecord] = deque()
-        self._decisions: deque[_Decided] = deque()
+        self._queue: deque[Handled] = deque()
 
-    def stepped(self, records: Sequence[StepRecord], now_s: float) -> None:
-        """Queue steps that were reported at ``now_s``, in seconds since 1970."""
-        self.last_report_s = now_s
-        self._steps.extend(records)
-
-    def decided(self, decision: pb.Decision, outlook: Outlook | None, switched: bool, seconds: float) -> None:
-        """Queue a decision that took ``seconds``."""
-        self._decisions.append((decision, outlook, switched, seconds))
+    def handled(self, now_s: float, handled: Handled) -> None:
+        """Queue what a stream did at ``now_s``, in seconds since 1970."""
+        if handled.records:
+            self.last_report_s = now_s
+        self._queue.append(handled)
 
     @property
     def is_due(self) -> bool:
         """Whether so much is queued that it should be counted."""
-        return len(self._steps) >= MAX_QUEUED or len(self._decisions) >= MAX_QUEUED
+        return len(self._queue) >= MAX_QUEUED
 
     def settle(self) -> None:
         """Count what is queued."""
         with self.lock:
-            for _ in range(len(self._steps)):
-                self._add_step(self._steps.popleft())
-            for _ in range(len(self._decisions)):
-                self._add_decision(*self._decisions.popleft())
+            for _ in range(len(self._queue)):
+                handled = self._queue.popleft()
+                for record in handled.records:
+                    self._add_step(record)
+                if handled.decision is not None:
+                    self._add_decision(handled.decision, handled)
 
-    def _add_decision(
-        self, decision: pb.Decision, outlook: Outlook | None, switched: bool, seconds: float
-    ) -> None:
+    def _add_decision(self, decision: pb.Decision, handled: Handled) -> None:
         self.decisions[decision.reason, decision.num_steps] += 1
-        self.tier_switches += switched
-        if outlook is not None:
+        self.tier_switches += handled.switched
+        if (outlook := handled.outlook) is not None:
             self.expected_output_tokens += outlook.tokens
             self.baseline_output_tokens += outlook.baseline_tokens
-        self._decision_seconds.observe(seconds)
+        self._decision_seconds.observe(handled.seconds)
 
     def _add_step(self, record: StepRecord) -> None:
         step = record.step
@@ -192,15 +199,10 @@ class EngineMetrics(Collector):
             engine.tally = known.tally if known else Tally(self._decision_seconds)
             self._labelled[engine_id] = _Labelled(engine, engine.tally)
 
-    def stepped(self, engine: Engine, records: Sequence[StepRecord]) -> None:
-        """Note steps that an engine reported."""
+    def handled(self, engine: Engine, handled: Handled) -> None:
+        """Note what an engine's stream did."""
         if engine.tally is not None:
-            engine.tally.stepped(records, self._wall_clock())
-
-    def decided(self, engine: Engine, decision: pb.Decision, *, switched: bool, seconds: float) -> None:
-        """Note a decision for an engine, which took ``seconds``."""
-        if engine.tally is not None:
-            engine.tally.decided(decision, engine.outlook, switched, seconds)
+            engine.tally.handled(self._wall_clock(), handled)
 
     def settle(self, engine: Engine) -> None:
         """Count what was noted of an engine, if that is much."""

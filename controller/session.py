@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from specgov.controller.engine_metrics import Handled
 from specgov.controller.limits import MAX_MESSAGES_PER_S, MessagePace
 from specgov.controller.liveness import Waits
 from specgov.controller.logs import get_logger
@@ -239,15 +240,10 @@ class Session:
                 mail = self._shed(engine, mail, surplus)
             wanted = [self._take_in(engine, piece, records) for piece in mail]
             decision = engine.decide() if any(wanted) and not self._input_ended else None
-            self._telemetry.stepped(engine, records, decision)
-        if decision is not None:
-            self._telemetry.decided(
-                engine,
-                records,
-                decision,
-                switched=engine.tier_switches > switches,
-                seconds=self._telemetry.timer() - started_s,
-            )
+            self._telemetry.log(engine, records, decision)
+            switched, outlook = engine.tier_switches > switches, engine.outlook
+        seconds = self._telemetry.timer() - started_s
+        self._telemetry.handled(engine, Handled(records, decision, outlook, switched, seconds))
         return decision
 
     def _shed(self, engine: Engine, mail: Sequence[_Mail], surplus: int) -> Sequence[_Mail]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from specgov.controller.decision_log import DecisionLog
+from specgov.controller.engine_metrics import Handled
 from specgov.controller.logs import get_logger
 from specgov.controller.metrics import Metrics
 from specgov.controller.validation import Cause
@@ -60,29 +61,20 @@ class Telemetry:
         """A message was rejected."""
         self.metrics.count_rejected(cause)
 
-    def stepped(self, engine: Engine, records: Sequence[StepRecord], decision: pb.Decision | None) -> None:
-        """Steps were observed, and ``decision`` (None: none) came of them; the engine's lock is held."""
-        log = self.decision_log
+    def log(self, engine: Engine, records: Sequence[StepRecord], decision: pb.Decision | None) -> None:
+        """Log steps that were observed, and ``decision`` (None: none) on them; the engine's lock is held."""
+        if self.decision_log is None:
+            return
         if records:
-            self.metrics.engines.stepped(engine, records)
-            if log is not None:
-                log.steps(engine.info.engine_id, records, decision, engine.mode)
-        elif decision is not None and log is not None:
-            log.decided(engine.info.engine_id, decision, engine.mode)
+            self.decision_log.steps(engine.info.engine_id, records, decision, engine.mode)
+        elif decision is not None:
+            self.decision_log.decided(engine.info.engine_id, decision, engine.mode)
 
-    def decided(
-        self,
-        engine: Engine,
-        records: Sequence[StepRecord],
-        decision: pb.Decision,
-        *,
-        switched: bool,
-        seconds: float,
-    ) -> None:
-        """A decision was made in ``seconds``, on ``records``."""
-        self.metrics.engines.decided(engine, decision, switched=switched, seconds=seconds)
-        if self.tracing is not None:
-            self.tracing.decided(engine, records, decision, seconds)
+    def handled(self, engine: Engine, handled: Handled) -> None:
+        """A stream had its turn."""
+        self.metrics.engines.handled(engine, handled)
+        if self.tracing is not None and handled.decision is not None:
+            self.tracing.decided(engine, handled.records, handled.decision, handled.seconds)
 
     def sent(self, engine: Engine, records: Sequence[StepRecord]) -> None:
         """The decision on ``records``, if there was one, is sent: do what could wait for that."""

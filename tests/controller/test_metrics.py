@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import Metric
 
 from specgov.controller.engine import StepRecord
-from specgov.controller.engine_metrics import MAX_QUEUED, OVERFLOW, EngineMetrics
+from specgov.controller.engine_metrics import MAX_QUEUED, OVERFLOW, EngineMetrics, Handled
 from specgov.controller.guard.config import GuardConfig
 from specgov.controller.guard.guard import Guard
 from specgov.controller.metrics import Metrics
@@ -78,7 +78,9 @@ def test_steps_are_counted_by_tier(metrics: Metrics) -> None:
     one = engine("a")
     metrics.engines.connected(one)
     # 3 requests with 0 + 1 + 3 accepted drafts: 4 + 3 = 7 tokens; 2 requests without speculation: 2 tokens.
-    metrics.engines.stepped(one, [record(3, 0, 1, 3, step_ms=6.0), record(0, 0, 0, step_ms=4.0), record(3)])
+    metrics.engines.handled(
+        one, Handled([record(3, 0, 1, 3, step_ms=6.0), record(0, 0, 0, step_ms=4.0), record(3)])
+    )
     assert value(metrics, "specgov_steps_total", engine="a", tier="3") == 2
     assert value(metrics, "specgov_steps_total", engine="a", tier="0") == 1
     assert value(metrics, "specgov_request_steps_total", engine="a", tier="3") == 3
@@ -93,9 +95,8 @@ def test_lag_and_round_trip_fall_into_buckets_whose_upper_ends_are_included(metr
     one = engine("a")
     metrics.engines.connected(one)
     lags = (1, 3, 3, 7, 33)
-    metrics.engines.stepped(
-        one, [record(0, 0, lag_steps=lag, round_trip_ms=0.5, followed_decision_id=0) for lag in lags]
-    )
+    steps = [record(0, 0, lag_steps=lag, round_trip_ms=0.5, followed_decision_id=0) for lag in lags]
+    metrics.engines.handled(one, Handled(steps))
     counts = {le: value(metrics, "specgov_decision_lag_steps_bucket", engine="a", le=le) for le in
               ("1.0", "2.0", "3.0", "6.0", "8.0", "32.0", "+Inf")}  # fmt: skip
     assert counts == {"1.0": 1, "2.0": 1, "3.0": 3, "6.0": 3, "8.0": 4, "32.0": 4, "+Inf": 5}
@@ -124,9 +125,8 @@ def test_engines_beyond_the_limit_share_a_label(metrics: Metrics) -> None:
     engines = [engine(name) for name in "abcd"]
     for one in engines:
         metrics.engines.connected(one)
-        metrics.engines.decided(
-            one, pb.Decision(num_steps=3, reason=pb.REASON_HOLD), switched=True, seconds=0.0
-        )
+        decision = pb.Decision(num_steps=3, reason=pb.REASON_HOLD)
+        metrics.engines.handled(one, Handled([], decision, switched=True))
     assert labels_of(metrics, "specgov_tier_switches_total") == {"a": 1, "b": 1, OVERFLOW: 2}
     assert value(metrics, "specgov_decisions_total", engine=OVERFLOW, reason="hold", tier="3") == 2
     assert labels_of(metrics, "specgov_engine_connected") == {"a": 1, "b": 1}
@@ -136,7 +136,7 @@ def test_an_engine_that_is_away_gives_its_label_to_one_that_comes(metrics: Metri
     a, b, c = (engine(name) for name in "abc")
     for one in (a, b):
         metrics.engines.connected(one)
-        metrics.engines.stepped(one, [record(3, 1)])
+        metrics.engines.handled(one, Handled([record(3, 1)]))
     a.session = None
     assert labels_of(metrics, "specgov_steps_total") == {"a": 1, "b": 1}  # nobody needs it yet
     metrics.engines.connected(c)
@@ -144,17 +144,17 @@ def test_an_engine_that_is_away_gives_its_label_to_one_that_comes(metrics: Metri
     # a is back and finds none free: it is counted under the overflow, and from 0 where it gets one again.
     a.session = "a stream"
     metrics.engines.connected(a)
-    metrics.engines.decided(a, pb.Decision(reason=pb.REASON_POLICY), switched=False, seconds=0.0)
+    metrics.engines.handled(a, Handled([], pb.Decision(reason=pb.REASON_POLICY)))
     assert OVERFLOW in labels_of(metrics, "specgov_decisions_total")
 
 
 def test_an_engine_that_reconnects_keeps_its_counts(metrics: Metrics) -> None:
     first = engine("a")
     metrics.engines.connected(first)
-    metrics.engines.stepped(first, [record(3, 1)])
+    metrics.engines.handled(first, Handled([record(3, 1)]))
     again = engine("a")
     metrics.engines.connected(again)
-    metrics.engines.stepped(again, [record(3, 1)])
+    metrics.engines.handled(again, Handled([record(3, 1)]))
     assert value(metrics, "specgov_steps_total", engine="a", tier="3") == 2
 
 
@@ -162,7 +162,7 @@ def test_what_was_counted_of_all_engines_stays_when_a_label_goes(metrics: Metric
     a, b, c = (engine(name) for name in "abc")
     for one in (a, b):
         metrics.engines.connected(one)
-        metrics.engines.decided(one, pb.Decision(), switched=False, seconds=0.25)
+        metrics.engines.handled(one, Handled([], pb.Decision(), seconds=0.25))
     a.session = None
     metrics.engines.connected(c)  # takes a's label
     assert value(metrics, "specgov_decision_seconds_count") == 2
@@ -173,14 +173,14 @@ def test_few_steps_wait_to_be_counted(metrics: Metrics) -> None:
     one = engine("a")
     metrics.engines.connected(one)
     for _ in range(MAX_QUEUED - 1):
-        metrics.engines.stepped(one, [record(3, 1)])
+        metrics.engines.handled(one, Handled([record(3, 1)]))
         metrics.engines.settle(one)
     assert not one.tally.by_tier
-    metrics.engines.stepped(one, [record(3, 1)])
+    metrics.engines.handled(one, Handled([record(3, 1)]))
     metrics.engines.settle(one)
     assert one.tally.by_tier[3].steps == MAX_QUEUED
     # And the endpoint tells of those that wait.
-    metrics.engines.stepped(one, [record(3, 1)])
+    metrics.engines.handled(one, Handled([record(3, 1)]))
     assert value(metrics, "specgov_steps_total", engine="a", tier="3") == MAX_QUEUED + 1
 
 
@@ -194,8 +194,7 @@ def test_streams_and_the_endpoint_count_each_step_once() -> None:
 
     def stream(one: Any) -> None:
         for _ in range(1000):
-            metrics.engines.stepped(one, [record(3, 1)])
-            metrics.engines.decided(one, pb.Decision(num_steps=3), switched=True, seconds=0.0)
+            metrics.engines.handled(one, Handled([record(3, 1)], pb.Decision(num_steps=3), switched=True))
             metrics.engines.settle(one)
 
     def endpoint() -> None:
