@@ -195,11 +195,12 @@ class AcceptanceEstimator(Learnt):
         known, newcomers = self._split(batch_size)
         tokens = np.zeros(self.num_positions + 1)
         if known:
-            tokens += known * accept_length(self._survival().mean(1))
+            survival = self._survival()
+            tokens += known * accept_length(_sum(survival, 1) / survival.shape[1])
         if newcomers:
-            tilts = self.request_sd * _NEWCOMER_NODES
-            survival = np.multiply.accumulate(sigmoid(self._logits[:, None] + tilts), 0)
-            tokens += newcomers * accept_length(survival @ _NEWCOMER_WEIGHTS)
+            logits = self._logits[:, None] + self.request_sd * _NEWCOMER_NODES
+            by_tilt = np.multiply.accumulate(sigmoid(logits), 0)
+            tokens += newcomers * accept_length(by_tilt @ _NEWCOMER_WEIGHTS)
         return tokens
 
     def covariance(self, batch_size: int) -> Floats:
@@ -208,8 +209,7 @@ class AcceptanceEstimator(Learnt):
         size = self.num_positions + 1
         server, total = np.zeros((size, self.num_positions)), np.zeros((size, size))
         if known:
-            rows = self._requests.values
-            own, slope, taken = self._deviations()
+            rows, (own, slope, taken) = self._requests.values, self._deviations()
             gradient = accept_length_gradient(rows[self._m])
             scale = known / own.shape[1]
             by_position = (gradient * own).reshape(size, -1)
@@ -317,13 +317,13 @@ class AcceptanceEstimator(Learnt):
         precision.ravel()[:: len(precision) + 1] += _sum(told, 1)
         slope_by_request = _sum(slope, 0)
         shift = _sum(slope, 1) - taken @ slope_by_request
-        expected = spread.sum() + slope_by_request**2 @ tilt_variance + shift @ self._covariance @ shift
+        expected = _sum(spread, None) + slope_by_request**2 @ tilt_variance + shift @ self._covariance @ shift
         gain = np.linalg.solve(self._identity + self._covariance @ precision, self._covariance)
         self._covariance = (gain + gain.T) / 2
         pull = _sum(score, 1) - told @ (tied * score_by_request) - taken @ (free * score_by_request)
         logits = self._logits + self._covariance @ pull
         self._logits = np.minimum(np.maximum(logits, -_LARGEST_LOGIT), _LARGEST_LOGIT)
-        return float(residual.sum()) / math.sqrt(expected) if expected > 0 else 0.0
+        return float(_sum(residual, None)) / math.sqrt(expected) if expected > 0 else 0.0
 
     def _learn_request_variance(self, rows: Floats, steps: int) -> None:
         live = rows.shape[1]

@@ -70,9 +70,9 @@ class ChangeDetector(Learnt):
             return False
         clip, drift = self._config.clip, self._config.drift
         z = min(max(innovation, -clip), clip)
-        self._up = max(0.0, self._up + z - drift)
-        self._down = max(0.0, self._down - z - drift)
-        if max(self._up, self._down) <= self._threshold:
+        up, down = self._up + z - drift, self._down - z - drift
+        self._up, self._down = max(0.0, up), max(0.0, down)
+        if up <= self._threshold and down <= self._threshold:
             return False
         self.alarms += 1
         self.restart()

@@ -357,8 +357,8 @@ class CostEstimator(Learnt):
         return np.asarray(self._free_ms * np.exp(log_ratio) + self._attention_ms * np.exp(state[-1]))
 
     def _monotone(self, ms: Floats) -> Floats:
-        for grid in np.flatnonzero((np.diff(ms, axis=1) < 0).any(axis=1)):
-            variance = np.maximum(np.diag(self.log_covariance(int(grid))), 1e-12)
+        for grid in (ms[:, 1:] < ms[:, :-1]).any(axis=1).nonzero()[0].tolist():
+            variance = np.maximum(self.log_covariance(grid).diagonal(), 1e-12)
             ms[grid] = isotonic(ms[grid], 1.0 / variance)
         return ms
 

@@ -96,6 +96,8 @@ class Greedy(Learnt):
         self.model = RateModel(context, config.cold_draft_margin, config.memory)
         self._current = np.full(len(self.model.cost.batch_sizes), -1, dtype=np.intp)
         self._rows = np.arange(len(self._current))
+        tiers = np.arange(len(self.model.tiers))
+        self._others = [np.flatnonzero(self.model.is_probed & (tiers != current)) for current in tiers]
         self._settled = -1
         self._choice = Choice(())
         self._since_probe = self._blind_for = 0
@@ -154,7 +156,7 @@ class Greedy(Learnt):
     def _probe(self, rates: Rates) -> int | None:
         """Index of a tier worth one step, None where there is none."""
         current = int(self._current[rates.grid])
-        others = np.flatnonzero(self.model.is_probed & (np.arange(len(self.model.tiers)) != current))
+        others = self._others[current]
         if not len(others):
             return None
         log_rate = rates.log_rate[rates.grid]

@@ -77,7 +77,7 @@ class RateModel(Learnt):
         self._rates = None
         self._log_ms_version = -1
         self._charged_log_ms: Floats
-        self._choices: NDArray[np.intp] | None = None
+        self._choices = b""
         self._ranges: tuple[TierRange, ...] = ()
         self._starts = np.concatenate([[1], self.cost.batch_sizes[:-1] + 1]).tolist()
 
@@ -131,8 +131,9 @@ class RateModel(Learnt):
 
     def ranges(self, choices: NDArray[np.intp]) -> tuple[TierRange, ...]:
         """Ranges of batch sizes from a tier's index for each row of the grid."""
-        if self._choices is None or not np.array_equal(choices, self._choices):
-            self._choices = choices.copy()
+        key = choices.tobytes()
+        if key != self._choices:
+            self._choices = key
             starts = zip(self._starts, self.tiers[choices].tolist(), strict=True)
             self._ranges = tier_ranges(self._engine, starts)
         return self._ranges
