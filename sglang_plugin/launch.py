@@ -15,7 +15,7 @@ from specgov.sglang_plugin import report, v059, versions
 from specgov.sglang_plugin.doctor import SIDECAR, diagnose, split_arguments
 from specgov.sglang_plugin.errors import PluginError
 from specgov.sglang_plugin.report import Check
-from specgov.sglang_plugin.settings import TARGET_VARIABLE
+from specgov.sglang_plugin.settings import TARGET_VARIABLE, is_switched_off
 
 _ADAPTIVE = "--speculative-adaptive"
 _NUM_STEPS = "--speculative-num-steps"
@@ -49,8 +49,12 @@ def start(
     """Check, show the checks, and become the server; returns, with 1, only where a check failed.
 
     A sidecar that does not answer yet is shown and does not stop the server: until it answers the plugin's
-    fallback rule decides.
+    fallback rule decides. Where the settings switch the plugin off, no check counts and nothing is added: the
+    server starts as it would without Specgov.
     """
+    if _is_switched_off(environment):
+        sys.stdout.write("the mode is off: the server starts without Specgov, with its arguments as given\n")
+        return _become_server(arguments, environment)
     try:
         added = additions(arguments)
     except PluginError:
@@ -66,6 +70,13 @@ def start(
     if report.exit_code(checks):
         sys.stdout.write("the fallback rule decides until the sidecar answers\n")
     return _become_server(complete, environment)
+
+
+def _is_switched_off(environment: Mapping[str, str]) -> bool:
+    try:
+        return is_switched_off(environment)
+    except PluginError:
+        return False  # the doctor has the words for it
 
 
 def _become_server(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

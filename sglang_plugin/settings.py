@@ -104,6 +104,17 @@ def read_settings(environment: Mapping[str, str]) -> Settings | None:
     return settings
 
 
+def is_switched_off(environment: Mapping[str, str]) -> bool:
+    """Whether settings are given, and their mode is off.
+
+    Raises:
+        PluginError: as in ``read_settings``.
+
+    """
+    given = any(environment.get(name, "").strip() for name in (CONFIG_VARIABLE, TARGET_VARIABLE))
+    return given and read_settings(environment) is None
+
+
 def _read_file(path: str) -> dict[str, Any]:
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))

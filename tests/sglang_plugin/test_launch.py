@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +95,32 @@ def test_a_failed_check_keeps_the_server_from_starting(
     said = capsys.readouterr()
     assert said.out == "topk is 4\n"
     assert "the server is not started" in said.err
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_switched_off_the_server_starts_as_it_would_without(
+    world: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], in_file: bool
+) -> None:
+    world.checks = [Check.failed("settings", "the mode is off", "set the mode active")]
+    environment = {**ENVIRONMENT, "SPECGOV_MODE": "off"}
+    if in_file:
+        (tmp_path / "specgov.toml").write_text("mode = 'off'\n")
+        environment = {"SPECGOV_CONFIG": str(tmp_path / "specgov.toml")}
+    with pytest.raises(StartedError):
+        start(["--model-path", "m"], environment, lambda checks: None)
+    assert world.became == (
+        sys.executable,
+        [sys.executable, "-m", "sglang.launch_server", "--model-path", "m"],
+        environment,
+    )
+    assert "starts without Specgov" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("environment", [{}, {"SPECGOV_MODE": "off"}, {**ENVIRONMENT, "SPECGOV_MODE": "of"}])
+def test_no_target_or_a_wrong_mode_is_not_off(world: Any, environment: dict[str, str]) -> None:
+    world.checks = [Check.failed("settings", "no target, or a mode that there is not", "correct it")]
+    assert start([], environment, lambda checks: None) == 1
+    assert world.became is None
 
 
 def test_a_sidecar_may_come_later(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
