@@ -13,8 +13,10 @@ import inspect
 import io
 import os
 import pkgutil
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from specgov.sglang_plugin import versions
@@ -131,9 +133,18 @@ def quiet() -> Iterator[io.StringIO]:
 
 
 def in_short(error: BaseException) -> str:
-    """An exception's words on one line of at most 300 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    """An exception's words on one line of at most 300 characters; without any, the line that raised it."""
+    text = " ".join(str(error).split()) or _where(error)
     return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _where(error: BaseException) -> str:
+    name = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return name
+    last = frames[-1]
+    return f"{name} in {Path(last.filename).name}, line {last.lineno}: {last.line}".removesuffix(": ")
 
 
 def _own_check(record: Any) -> str:

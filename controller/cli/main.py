@@ -99,6 +99,8 @@ COMMANDS = (
         "completion", "controller.cli.completion:completion", "Print a completion script for bash or zsh"
     ),
 )
+_NEEDED = ("tyro", "rich", "structlog", "pydantic", "prometheus_client", "safetensors")
+"""Modules of the dependencies that the plugin can do without, and the commands cannot."""
 # Shorter ways to say it.
 ALIASES = {"engines": "engines list", "profiles": "profiles list", "scenarios": "scenarios list"}
 
@@ -119,12 +121,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename is not None else ""
         print(f"specgov: {where}{error.strerror or error}", file=sys.stderr)  # noqa: T201
         return 1
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in _NEEDED:
+            raise
+        print(f"specgov: {_is_missing(name)}", file=sys.stderr)  # noqa: T201
+        return CliError.exit_code
     except Exception as error:
         # The package's own exceptions say what is wrong and what to do; anything else is a defect of ours.
         if not type(error).__module__.startswith("specgov."):
             raise
         print(f"specgov: {error}", file=sys.stderr)  # noqa: T201
         return CliError.exit_code
+
+
+def _is_missing(name: str) -> str:
+    return (
+        f"the commands need the module {name}, which is not installed: install specgov with its dependencies "
+        "(without --no-deps); beside SGLang, with the plugin's own needs only, there are python -m "
+        "specgov.sglang_plugin.doctor, launch and check_wheel"
+    )
 
 
 def _silence_stdout() -> None:

@@ -34,6 +34,18 @@ def test_help_loads_no_library_at_all(tmp_path: Path) -> None:
     assert not loaded & {*HEAVY, "grpc", "numpy", "rich", "tyro", "pydantic"}
 
 
+@pytest.mark.parametrize("argv", [["engines", "list"], ["sglang", "doctor", "--", "--model-path", "m"]])
+def test_with_the_plugins_own_needs_only_it_says_what_to_do(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after ``pip install --no-deps`` and grpcio and protobuf: None in sys.modules is a missing module."""
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert cli.main(argv) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("specgov: the commands need the module tyro, which is not installed")
+    assert (said.count("\n"), "python -m specgov.sglang_plugin.doctor" in said) == (1, True)
+
+
 @pytest.mark.parametrize(
     "argv",
     [

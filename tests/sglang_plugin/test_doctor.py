@@ -270,3 +270,16 @@ def test_a_long_remedy_stays_in_its_column(capsys: pytest.CaptureFixture[str], m
     assert lines[0].startswith("a     FAILED       word word")
     assert all(line.startswith(" " * 19 + "w") for line in lines[1:2])
     assert lines[-2] == "name  ok           x"
+
+
+def test_an_exception_without_words_is_shown_by_its_line() -> None:
+    with pytest.raises(AssertionError) as raised:
+        exec(compile("assert numbers == []", "args.py", "exec"), {"numbers": [1]})  # no source to show
+    assert engine_probe.in_short(raised.value) == "AssertionError in args.py, line 1"
+    with pytest.raises(KeyError) as shown:
+        raise KeyError
+    text = engine_probe.in_short(shown.value)
+    assert text.startswith("KeyError in test_doctor.py, line ")
+    assert text.endswith(": raise KeyError")
+    assert engine_probe.in_short(ValueError("two\nlines")) == "two lines"
+    assert engine_probe.in_short(ValueError()) == "ValueError"
