@@ -357,7 +357,7 @@ class CostEstimator(Learnt):
         return np.asarray(self._free_ms * np.exp(log_ratio) + self._attention_ms * np.exp(state[-1]))
 
     def _monotone(self, ms: Floats) -> Floats:
-        for grid in (ms[:, 1:] < ms[:, :-1]).any(axis=1).nonzero()[0].tolist():
+        for grid in np.nonzero((ms[:, 1:] < ms[:, :-1]).any(axis=1))[0].tolist():
             variance = np.maximum(self.log_covariance(grid).diagonal(), 1e-12)
             ms[grid] = isotonic(ms[grid], 1.0 / variance)
         return ms
