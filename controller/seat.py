@@ -214,8 +214,8 @@ class Seat:
 
     @property
     def is_trying(self) -> bool:
-        """Whether steps are watched: in a canary, or in a bundle's trial."""
-        return self.trial_steps_left > 0 or self.has_canary
+        """Whether steps may have to be watched: by a canary, or in a bundle's trial."""
+        return self.canary is not None or self.trial_steps_left > 0
 
     def is_candidates(self, decision_id: int) -> bool:
         """Whether a canary's candidate made that decision."""

@@ -235,11 +235,15 @@ class Session:
             if engine.session is not self:
                 raise SessionEnded(grpc.StatusCode.ABORTED, _SUPERSEDED)
             switches = engine.tier_switches
-            surplus = self._pace.surplus(sum([type(piece) in _FROM_ENGINE for piece in mail]), started_s)
+            kinds = [type(piece) for piece in mail]
+            sent = kinds.count(pb.EngineMessage) + kinds.count(RejectedMessage)
+            surplus = self._pace.surplus(sent, started_s)
             if surplus:
                 mail = self._shed(engine, mail, surplus)
-            wanted = [self._take_in(engine, piece, records) for piece in mail]
-            decision = engine.decide() if any(wanted) and not self._input_ended else None
+            wanted = False
+            for piece in mail:
+                wanted |= self._take_in(engine, piece, records)
+            decision = engine.decide() if wanted and not self._input_ended else None
             self._telemetry.log(engine, records, decision)
             switched, outlook = engine.tier_switches > switches, engine.outlook
         seconds = self._telemetry.timer() - started_s

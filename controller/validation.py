@@ -251,9 +251,17 @@ def _generations(generations_u8: bytes, entries: int, offset: int) -> NDArray[np
 
 def _check_load(batch_size: int, total: int, longest: int, padded: int, waiting: int) -> None:
     """Sequence lengths, padding and queue against each other and against what can be."""
-    _check_at_most("max_seq_len_tokens", longest, MAX_SEQ_LEN_TOKENS)
-    _check_at_most("sum_seq_len_tokens", total, MAX_SEQ_LEN_TOKENS * batch_size)
-    _check_at_most("waiting_requests", waiting, MAX_WAITING_REQUESTS)
+    largest_total = MAX_SEQ_LEN_TOKENS * batch_size
+    if (
+        longest > MAX_SEQ_LEN_TOKENS
+        or total > largest_total
+        or waiting > MAX_WAITING_REQUESTS
+        or padded > MAX_BATCH_SIZE
+    ):
+        _check_at_most("max_seq_len_tokens", longest, MAX_SEQ_LEN_TOKENS)
+        _check_at_most("sum_seq_len_tokens", total, largest_total)
+        _check_at_most("waiting_requests", waiting, MAX_WAITING_REQUESTS)
+        _check_at_most("padded_batch_size", padded, MAX_BATCH_SIZE)
     if total and longest and not longest <= total <= longest * batch_size:
         raise RejectedMessage(
             Cause.IMPOSSIBLE_COUNT,
@@ -263,7 +271,6 @@ def _check_load(batch_size: int, total: int, longest: int, padded: int, waiting:
         raise RejectedMessage(
             Cause.IMPOSSIBLE_COUNT, f"padded_batch_size {padded} is less than batch_size {batch_size}"
         )
-    _check_at_most("padded_batch_size", padded, MAX_BATCH_SIZE)
 
 
 def _kv_use_ratio(report: pb.StepReport) -> float:
