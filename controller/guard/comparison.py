@@ -7,9 +7,11 @@ expected ratio E(b) / E(c), so that requests that fare worse than expected fare 
 Time. What makes single steps long (a prefill that the engine runs beside them, a stalled host) is no fault
 of their tier and would have met the baseline too. So the step's own time is not held against it. The
 baseline's step takes T(b) / T(c) times as long, as expected, times the ratio of what is typical of the two
-tiers: measured over expected step times, as a robust mean that is near their median. A tier that always
-takes longer than its policy claims shows there, a stall does not, and neither does a server on which all
-tiers are slower than a profile says, once the baseline's was seen.
+tiers in batches of that octave: measured over expected step times, as a robust mean that is near their
+median. A tier that always takes longer than its policy claims shows there, a stall does not, and neither
+does a server on which all tiers are slower than a profile says, once the baseline's was seen. By octave,
+since an error that all tiers share may be another at another batch size, and policies take each tier at
+batch sizes of its own. For a tier that did not run in an octave, that of the nearest octave counts.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ class Comparison:
 
     def __init__(self, tiers: tuple[int, ...]) -> None:
         self._tiers = tiers
-        self._log_ratio = [0.0] * len(tiers)
+        self._log_ratio: dict[int, list[float | None]] = {}
 
-    def timed(self, tier: int, ratio: float) -> None:
+    def timed(self, batch_size: int, tier: int, ratio: float) -> None:
         """A step took ``ratio`` times what was expected (stochastic approximation, Huber's gradient)."""
-        move = _GAIN * (math.log(ratio) - self._log_ratio[tier])
-        self._log_ratio[tier] += min(max(move, -_LARGEST_MOVE), _LARGEST_MOVE)
+        of_octave = self._log_ratio.get(batch_size.bit_length())
+        if of_octave is None:
+            of_octave = self._log_ratio[batch_size.bit_length()] = [None] * len(self._tiers)
+        typical = of_octave[tier] or 0.0
+        move = _GAIN * (math.log(ratio) - typical)
+        of_octave[tier] = typical + min(max(move, -_LARGEST_MOVE), _LARGEST_MOVE)
 
     def baseline_tokens(
         self, step: StepObservation, output_tokens: float, estimates: Estimates, tier: int, baseline: int
@@ -55,9 +61,19 @@ class Comparison:
             return output_tokens
         would = self._tiers[baseline]
         if would < self._tiers[tier]:
-            drafts = int(np.minimum(step.accepted, would).sum()) if would else 0
+            drafts = int(np.add.reduce(np.minimum(step.accepted, would), dtype=np.int64)) if would else 0
             tokens = (drafts + len(step.accepted)) * step.batch_size / len(step.accepted)
         else:
             tokens = output_tokens * estimates.tokens[baseline] / estimates.tokens[tier]
-        typical = math.exp(self._log_ratio[tier] - self._log_ratio[baseline])
+        octave = step.batch_size.bit_length()
+        typical = math.exp(self._typical(octave, tier) - self._typical(octave, baseline))
         return tokens * typical * estimates.ms[tier] / estimates.ms[baseline]
+
+    def _typical(self, octave: int, tier: int) -> float:
+        """Log of what is typical of a tier: in that octave, else in the nearest one in which it ran."""
+        of_octave = self._log_ratio.get(octave)
+        known = None if of_octave is None else of_octave[tier]
+        if known is None:
+            ran = [(abs(near - octave), logs[tier]) for near, logs in self._log_ratio.items()]
+            known = min(((away, log) for away, log in ran if log is not None), default=(0, 0.0))[1]
+        return known

@@ -344,7 +344,7 @@ class Guard:
         baseline = self._within_targets(estimates, self.baseline.num_steps_for(step.batch_size))
         if step.step_ms is not None and estimates.fit(step.batch_size):
             ratio = step.step_ms / estimates.ms[tier]
-            self._comparison.timed(tier, ratio)
+            self._comparison.timed(step.batch_size, tier, ratio)
             if self._latency.has_target:
                 self._latency.observe(ratio)
         baseline_tokens = self._comparison.baseline_tokens(step, output_tokens, estimates, tier, baseline)

@@ -46,7 +46,7 @@ def brought(step: StepObservation, output_tokens: float, baseline: int, *timed: 
     compare = Comparison(ENGINE.tiers)
     for tier, ratio in timed:
         for _ in range(500):
-            compare.timed(tier, ratio)
+            compare.timed(4, tier, ratio)
     tier = ENGINE.tiers.index(step.num_steps)
     return compare.baseline_tokens(step, output_tokens, Estimates(4, TOKENS, MS), tier, baseline)
 
@@ -93,7 +93,7 @@ def test_stalls_do_not_count() -> None:
     """
     compare = Comparison(ENGINE.tiers)
     for step in range(1000):
-        compare.timed(2, 3.0 if step % 5 == 0 else 1.0)
+        compare.timed(4, 2, 3.0 if step % 5 == 0 else 1.0)
     brings = compare.baseline_tokens(observed(3, [1] * 4), 8.0, Estimates(4, TOKENS, MS), 2, 1)
     assert brings == pytest.approx(8 * 10 / 8, rel=0.02)
 
@@ -103,6 +103,36 @@ def test_what_is_not_known_is_no_reason() -> None:
     judge = OutputRate(32, 0.05, Backoff(100, 1000))
     assert not any(judge.measure(60.0, 100.0, lambda: 0.25) for _ in range(100))
     assert any(judge.measure(60.0, 100.0, lambda: 0.1) for _ in range(32))
+
+
+def typical_of(compare: Comparison, batch_size: int) -> float:
+    """What tier 1 would have brought in place of a step at tier 3, over what its times are said to give."""
+    step = observed(3, [1] * batch_size, batch_size)
+    estimates = Estimates(batch_size, [batch_size * tokens for tokens in (1.0, 1.5, 2.0)], MS)
+    output_tokens = 2.0 * batch_size
+    return compare.baseline_tokens(step, output_tokens, estimates, 2, 1) / (output_tokens * 10 / 8)
+
+
+def test_an_error_that_all_tiers_share_at_one_batch_size_is_nobodys_fault() -> None:
+    """All take twice as long as said at 32 requests and no longer at 4, and tier 3 runs mostly at 32."""
+    compare = Comparison(ENGINE.tiers)
+    for step in range(2000):
+        at_32 = step % 4 != 0
+        compare.timed(32 if at_32 else 4, 2, 2.0 if at_32 else 1.0)
+        compare.timed(4 if at_32 else 32, 1, 1.0 if at_32 else 2.0)
+    assert typical_of(compare, 32) == pytest.approx(1.0, rel=1e-3)
+    assert typical_of(compare, 4) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_of_a_tier_that_did_not_run_at_that_batch_size_the_nearest_counts() -> None:
+    """Tier 1 takes 1.5 times as long as said at 4 and 1.2 times at 16; where it never ran as at 16."""
+    compare = Comparison(ENGINE.tiers)
+    assert typical_of(compare, 32) == 1.0
+    for _ in range(1000):
+        compare.timed(4, 1, 1.5)
+        compare.timed(16, 1, 1.2)
+        compare.timed(32, 2, 2.0)
+    assert typical_of(compare, 32) == pytest.approx(2.0 / 1.2, rel=1e-3)
 
 
 # The guard.
@@ -137,13 +167,27 @@ def context() -> PolicyContext:
 ACCEPTED = {0: [0, 0, 0, 0], 1: [1, 1, 0, 0], 3: [2, 2, 0, 0]}
 
 
-def causes(policy: Policy, step_ms: Callable[[int, int], float], steps: int = 2000) -> list[GuardCause]:
-    """Why each decision was made, on an engine whose steps bring ``ACCEPTED``, in times by tier and step."""
-    guard = Guard(GuardConfig(baseline="static:1"), "e", context())
+def causes(
+    policy: Policy,
+    step_ms: Callable[[int, int], float | None],
+    steps: int = 2000,
+    gap: Callable[[int], dict[str, Any]] = lambda _: {},
+    wait_s: Callable[[int], float] = lambda _: 0.0,
+) -> list[GuardCause]:
+    """Why each decision was made, on an engine whose steps bring ``ACCEPTED``, in times by tier and step.
+
+    ``gap`` is what a step says of what was before it, ``wait_s`` how long that was.
+    """
+    now_s = 0.0
+    guard = Guard(
+        GuardConfig(baseline="static:1"), "e", PolicyContext(ENGINE, np.random.default_rng(0), lambda: now_s)
+    )
     found, verdict = [], guard.decide(policy, BatchView(4))
     for step_id in range(1, steps + 1):
+        now_s += wait_s(step_id)
         tier = verdict.choice.num_steps_for(4)
-        step = observed(tier, ACCEPTED[tier], step_id=step_id, step_ms=step_ms(tier, step_id))
+        fields = {"step_id": step_id, "step_ms": step_ms(tier, step_id), **gap(step_id)}
+        step = observed(tier, ACCEPTED[tier], **fields)
         if guard.admit(step, followed=True, reports_dropped=0):
             policy.observe(step)
         verdict = guard.decide(policy, BatchView(4, 400, 100, step_id=step_id))
@@ -158,6 +202,52 @@ def test_prefills_beside_decode_steps_set_no_good_policy_aside() -> None:
         return MS[ENGINE.tiers.index(tier)] * (3.0 if step_id % 5 == 0 else 1.0)
 
     assert set(causes(Says(3), step_ms)) == {GuardCause.NONE}
+
+
+GAPS: dict[str, tuple[Callable[[int], dict[str, Any]], float]] = {
+    "prefills, of which the steps beside them have no time": (lambda _: {"after_prefill": True}, 0.5),
+    "an idle engine": (lambda _: {"after_idle": True, "step_ms": None}, 3600.0),
+    "a long queue, whose prefills have step ids of their own": (
+        lambda n: {"after_prefill": True, "step_ms": None, "step_id": 1000 * n, "waiting_requests": 500},
+        60.0,
+    ),
+    "steps that were reported late": (lambda n: {"step_id": n + 40 * (n // 5), "step_ms": None}, 9.0),
+}
+"""What lies before one step in five, and how long it takes; a step after it has no time of its own."""
+
+
+def timed(tier: int, step_id: int) -> float | None:
+    return None if step_id % 5 in (0, 4) else MS[ENGINE.tiers.index(tier)]
+
+
+@pytest.mark.parametrize("kind", GAPS)
+def test_time_between_steps_is_no_time_without_output(kind: str) -> None:
+    """Nothing that passes between decode steps is held against a policy that is better than the baseline."""
+    gap, seconds = GAPS[kind]
+    found = causes(
+        Says(3),
+        timed,
+        gap=lambda n: gap(n) if n % 5 == 0 else {"step_id": n + 40 * (n // 5)} if "late" in kind else {},
+        wait_s=lambda n: seconds if n % 5 == 0 else 0.01,
+    )
+    assert set(found) == {GuardCause.NONE}
+
+
+@pytest.mark.parametrize("kind", ["prefills, of which the steps beside them have no time", "an idle engine"])
+def test_steps_without_a_time_do_not_hide_a_policy_that_falls_short(kind: str) -> None:
+    """Tier 3 takes 20 ms where it claims 10; the steps that have a time show it."""
+    gap, seconds = GAPS[kind]
+
+    def step_ms(tier: int, step_id: int) -> float | None:
+        return None if timed(tier, step_id) is None else (20.0 if tier == 3 else 8.0)
+
+    found = causes(
+        Says(3),
+        step_ms,
+        gap=lambda n: gap(n) if n % 5 == 0 else {},
+        wait_s=lambda n: seconds if n % 5 == 0 else 0.01,
+    )
+    assert GuardCause.OUTPUT_RATE in found[:512]
 
 
 def test_a_policy_that_hides_how_long_its_tier_takes_is_set_aside() -> None:
