@@ -34,6 +34,7 @@ class Comparison:
     def __init__(self, tiers: tuple[int, ...]) -> None:
         self._tiers = tiers
         self._log_ratio: dict[int, list[float | None]] = {}
+        self._ran = [False] * len(tiers)
 
     def timed(self, batch_size: int, tier: int, ratio: float) -> None:
         """A step took ``ratio`` times what was expected (stochastic approximation, Huber's gradient)."""
@@ -43,6 +44,7 @@ class Comparison:
         typical = of_octave[tier] or 0.0
         move = _GAIN * (math.log(ratio) - typical)
         of_octave[tier] = typical + min(max(move, -_LARGEST_MOVE), _LARGEST_MOVE)
+        self._ran[tier] = True
 
     def baseline_tokens(
         self, step: StepObservation, output_tokens: float, estimates: Estimates, tier: int, baseline: int
@@ -71,9 +73,11 @@ class Comparison:
 
     def _typical(self, octave: int, tier: int) -> float:
         """Log of what is typical of a tier: in that octave, else in the nearest one in which it ran."""
+        if not self._ran[tier]:
+            return 0.0
         of_octave = self._log_ratio.get(octave)
         known = None if of_octave is None else of_octave[tier]
         if known is None:
             ran = [(abs(near - octave), logs[tier]) for near, logs in self._log_ratio.items()]
-            known = min(((away, log) for away, log in ran if log is not None), default=(0, 0.0))[1]
+            known = min((away, log) for away, log in ran if log is not None)[1]
         return known

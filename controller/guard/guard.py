@@ -17,17 +17,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from specgov.controller.decision import check_ranges
+from specgov.controller.guard.accounts import Accounts
 from specgov.controller.guard.alarms import Alarms
 from specgov.controller.guard.backoff import Backoff
-from specgov.controller.guard.budget import Budget
 from specgov.controller.guard.causes import GuardCause
-from specgov.controller.guard.comparison import Comparison
 from specgov.controller.guard.config import GuardConfig
-from specgov.controller.guard.estimates import Estimates, Estimator, Outlook
+from specgov.controller.guard.estimates import Estimates, Outlook
 from specgov.controller.guard.latency import Latency
 from specgov.controller.guard.notices import Notices
 from specgov.controller.guard.output_rate import OutputRate
@@ -90,10 +88,6 @@ class Guard:
         self._known_ranges: tuple[TierRange, ...] = ()
         self._notices = Notices(engine_id, context.clock)
         self._alarms = Alarms(config, context.clock, self._begin, self._notices.end)
-        self._estimator = Estimator(context)
-        self._estimates: Estimates | None = None
-        self._budget = Budget(config.allowance_tokens, config.loss_share, context.engine.decision_lag_steps)
-        self._comparison = Comparison(context.engine.tiers)
         self._output_rate, self._candidates_rate = (
             OutputRate(
                 config.rate_window_steps,
@@ -106,6 +100,7 @@ class Guard:
         self._latency = Latency(config.targets(engine_id))
         self.baseline_text = config.baseline or nearest_threshold(context.engine.tiers, *DEFAULT_BASELINE)
         self.baseline = _baseline_choice(self.baseline_text, context)
+        self._accounts = Accounts(config, context, self.baseline, self._latency)
         self._smallest = _one_tier(self._engine, self._engine.tiers[0])
         self._probe = _one_tier(self._engine, next((k for k in self._engine.tiers if k > 0), 0))
 
@@ -126,16 +121,16 @@ class Guard:
         if not self.config.enabled or step.warm_up:
             self._alarms.heard_of(step)
             return not step.warm_up
-        accepted_drafts = int(step.accepted.sum())
-        learns = self._alarms.observe(step, accepted_drafts, reports_dropped)
-        judged = not self._output_rate.backoff.left_steps
-        if not judged:
+        learns = self._alarms.observe(step, step.accepted_drafts, reports_dropped)
+        waits = self._output_rate.backoff.left_steps > 0
+        if waits:
             self._output_rate.backoff.step()
         if learns:
-            if followed and self._estimates is not None:
+            if followed:
                 rate = self._candidates_rate if by_candidate else self._output_rate
-                self._account(step, accepted_drafts, self._estimates, rate if judged else None)
-            self._estimator.observe(step)
+                if self._accounts.made(step, None if waits else rate) and rate is self._output_rate:
+                    self._begin(GuardCause.OUTPUT_RATE)
+            self._accounts.learn(step)
         return learns
 
     def rejected(self, cause: Cause, report: pb.StepReport) -> None:
@@ -153,7 +148,7 @@ class Guard:
     def draft_changed(self) -> None:
         """The engine has other weights: what is known of acceptance no longer holds."""
         self._alarms.draft_changed()
-        self._estimator.forget()
+        self._accounts.forget()
         self.policy_changed()
 
     def policy_changed(self) -> None:
@@ -185,12 +180,11 @@ class Guard:
         if not self.config.enabled:
             return Verdict(policy.choose(batch), GuardCause.NONE)
         choice, cause = self._choose(policy, batch)
-        if self._latency.has_target and self._estimates is not None:
-            choice, cause = self._keep_latency(choice, cause, self._estimates)
+        if self._latency.has_target and self._accounts.estimates is not None:
+            choice, cause = self._keep_latency(choice, cause, self._accounts.estimates)
         num_steps = choice.num_steps_for(batch.batch_size)
         self._switching.decided(num_steps, batch.step_id)
-        if self._estimates is not None:
-            self._budget.decided(*self._loss(self._estimates, num_steps, batch.batch_size))
+        self._accounts.decided(num_steps, batch.batch_size)
         if cause is not _NONE:
             self.interventions[cause] += 1
             if cause not in _NOT_TOLD_OF_EACH_TIME and not cause.is_alarm:
@@ -199,10 +193,7 @@ class Guard:
 
     def outlook(self, num_steps: int, batch_size: int) -> Outlook | None:
         """What the newest choice's model expects of a step, beside the baseline; None where nothing is."""
-        if self._estimates is None:
-            return None
-        loss, baseline_tokens = self._loss(self._estimates, num_steps, batch_size)
-        return Outlook(baseline_tokens - loss, baseline_tokens, self._estimates.ms[self._index[num_steps]])
+        return self._accounts.outlook(num_steps, batch_size)
 
     @property
     def standing(self) -> GuardCause:
@@ -228,7 +219,7 @@ class Guard:
     @property
     def budget_tokens(self) -> float:
         """Estimated tokens that may still be lost against the baseline."""
-        return self._budget.tokens
+        return self._accounts.budget.tokens
 
     def state(self) -> pb.GuardState:
         """The guard as the admin service shows it."""
@@ -242,10 +233,10 @@ class Guard:
             standing_cause=int(standing),  # type: ignore[arg-type]  # the enums' values are the same
             clears_after_steps=wait,
             learning=not standing.is_alarm,
-            budget_tokens=self._budget.tokens,
-            allowance_tokens=self._budget.allowance_tokens,
-            estimated_gain_tokens=self._budget.gain_tokens,
-            estimated_baseline_tokens=self._budget.baseline_tokens,
+            budget_tokens=self._accounts.budget.tokens,
+            allowance_tokens=self._accounts.budget.allowance_tokens,
+            estimated_gain_tokens=self._accounts.budget.gain_tokens,
+            estimated_baseline_tokens=self._accounts.budget.baseline_tokens,
             interventions=_counts(self.interventions),
             alarms=_counts(self.alarms),
         )
@@ -262,20 +253,23 @@ class Guard:
             return Verdict(self._in_place_of_policy(standing), standing)
         choice = self._checked(policy, policy.choose(batch))
         if choice.reason is _FALLBACK:
-            self._estimates = None
+            self._accounts.close()
             return Verdict(choice, GuardCause.POLICY_FAILED)
-        if choice.expected_tokens is None and choice.ranges == self.baseline.ranges:
-            self._estimates = None  # nothing to lose, and no model needed
+        if self._is_baseline(choice):
+            self._accounts.close()  # nothing to lose, and no model needed
             return Verdict(choice, _NONE)
-        estimates = self._estimates = self._estimator.of(choice, batch)
         num_steps, cause = choice.num_steps_for(batch.batch_size), _NONE
         if not self._switching.allows(num_steps, batch.step_id):
             num_steps, cause = self._switching.tier, GuardCause.THRASHING
-        if not self._budget.affords(*self._loss(estimates, num_steps, batch.batch_size)):
+        self._accounts.open(choice, num_steps, batch)
+        if not self._accounts.affords(num_steps, batch.batch_size):
             return Verdict(_with_estimates(self.baseline, choice), GuardCause.BUDGET)
         if cause is _NONE:
             return Verdict(choice, _NONE)
         return Verdict(_with_estimates(_one_tier(self._engine, num_steps), choice), cause)
+
+    def _is_baseline(self, choice: Choice) -> bool:
+        return choice.expected_tokens is None and choice.ranges == self.baseline.ranges
 
     def _checked(self, policy: Policy, choice: Choice) -> Choice:
         if choice.ranges is not self._known_ranges:
@@ -307,53 +301,6 @@ class Guard:
         choice = replace(choice, ranges=ranges, propensity=None)
         changed = choice.num_steps_for(estimates.batch_size) != before
         return Verdict(choice, GuardCause.LATENCY if changed and not cause else cause)
-
-    def _loss(self, estimates: Estimates, num_steps: int, batch_size: int) -> tuple[float, float]:
-        """Of a step at ``num_steps`` against the baseline, both as the latency targets leave them."""
-        known = estimates.losses.get((num_steps, batch_size))
-        if known is None:
-            tier = self._within_targets(estimates, num_steps)
-            baseline = self._within_targets(estimates, self.baseline.num_steps_for(batch_size))
-            known = estimates.loss(tier, baseline, max(batch_size, 1))
-            estimates.losses[num_steps, batch_size] = known
-        return known
-
-    def _within_targets(self, estimates: Estimates, num_steps: int) -> int:
-        """Index of the tier, or of what stands in for it where it breaks a latency target."""
-        tier = self._index[num_steps]
-        if self._latency.has_target:
-            excess = self._latency.excess(estimates)
-            if excess[tier] > 1.0:
-                return self._latency.instead(estimates, excess)
-        return tier
-
-    def _account(
-        self, step: StepObservation, accepted_drafts: int, estimates: Estimates, rate: OutputRate | None
-    ) -> None:
-        """Count a step that followed a decision: what it brought, and what the baseline would have.
-
-        ``rate`` is the judge of whoever decided; None where the baseline did.
-        """
-        live = len(step.accepted)
-        if not live:
-            self._budget.made(*self._loss(estimates, step.num_steps, step.batch_size))
-            return
-        # Requests that ended before the result was processed are not reported, and made tokens all the same.
-        output_tokens = (accepted_drafts + live) * step.batch_size / live
-        tier = self._index[step.num_steps]
-        baseline = self._within_targets(estimates, self.baseline.num_steps_for(step.batch_size))
-        if step.step_ms is not None and estimates.fit(step.batch_size):
-            ratio = step.step_ms / estimates.ms[tier]
-            self._comparison.timed(step.batch_size, tier, ratio)
-            if self._latency.has_target:
-                self._latency.observe(ratio)
-        baseline_tokens = self._comparison.baseline_tokens(step, output_tokens, estimates, tier, baseline)
-        self._budget.made(baseline_tokens - output_tokens, baseline_tokens)
-        if step.step_ms is None or rate is None:
-            return
-        doubt = partial(self._estimator.doubt, tier, baseline)
-        if rate.measure(output_tokens, baseline_tokens, doubt) and rate is self._output_rate:
-            self._begin(GuardCause.OUTPUT_RATE)
 
     def _begin(self, cause: GuardCause) -> None:
         self._notices.say(cause, clears_after_steps=self.state().clears_after_steps)

@@ -17,17 +17,17 @@ _STEP = 0.02
 
 
 class Latency:
-    """The targets of one engine, and how far step times scatter above what is expected."""
+    """The targets of one engine, and how far step times scatter above what is expected.
+
+    Attributes: has_target: whether anything is to be kept.
+
+    """
 
     def __init__(self, targets: LatencyTargets) -> None:
         self._mean_ms = targets.tpot_mean_ms
         self._p99_ms = targets.tpot_p99_ms
         self._p99_ratio = _FIRST_P99_RATIO
-
-    @property
-    def has_target(self) -> bool:
-        """Whether anything is to be kept."""
-        return self._mean_ms is not None or self._p99_ms is not None
+        self.has_target = targets.tpot_mean_ms is not None or targets.tpot_p99_ms is not None
 
     def observe(self, ratio: float) -> None:
         """A step took ``ratio`` times what was expected: follow the percentile (stochastic approximation)."""

@@ -12,7 +12,6 @@ goes on, and the policy gets another try.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from specgov.controller.guard.backoff import Backoff
 
@@ -39,15 +38,13 @@ class OutputRate:
         self._unjudged_steps = self._window_steps // 4
         self._restart()
 
-    def measure(
-        self, output_tokens: float, baseline_tokens: float, doubt: Callable[[], float] = lambda: 0.0
-    ) -> bool:
+    def measure(self, output_tokens: float, baseline_tokens: float, doubt_tokens: float = 0.0) -> bool:
         """Take a policy's timed step in; True if it trips.
 
         Args:
             output_tokens: what the step brought.
             baseline_tokens: what the baseline would have brought in the step's time, by estimate.
-            doubt: standard deviation of the log of that estimate, asked for only where it matters.
+            doubt_tokens: standard deviation of that estimate; those of a window are wrong together.
 
         """
         if self._unjudged_steps:
@@ -58,7 +55,8 @@ class OutputRate:
         self._baseline_tokens += baseline_tokens
         self._short += short
         self._short_squared += short * short
-        if self._steps % self._look_steps == 0 and self._is_short(doubt):
+        self._doubt_tokens += doubt_tokens
+        if self._steps % self._look_steps == 0 and self._is_short():
             self._restart()
             self.backoff.fail()
             return True
@@ -67,13 +65,13 @@ class OutputRate:
             self.backoff.succeed()
         return False
 
-    def _is_short(self, doubt: Callable[[], float]) -> bool:
+    def _is_short(self) -> bool:
         whole_window = self._baseline_tokens * self._window_steps / self._steps
         if self._short <= self._margin * whole_window:
             return False
         chance = math.sqrt(max(self._short_squared - self._short**2 / self._steps, 0.0))
-        return self._short > DEVIATIONS * chance + DOUBTS * doubt() * self._baseline_tokens
+        return self._short > DEVIATIONS * chance + DOUBTS * self._doubt_tokens
 
     def _restart(self) -> None:
         self._steps = 0
-        self._baseline_tokens = self._short = self._short_squared = 0.0
+        self._baseline_tokens = self._short = self._short_squared = self._doubt_tokens = 0.0

@@ -217,7 +217,8 @@ def test_a_policy_that_is_the_baseline_needs_no_model() -> None:
 def test_what_is_measured_counts_and_not_what_was_promised() -> None:
     """It claims 16 tokens for tier 3, so a gain of 4 over the baseline's 12; the step brings 8, a loss of 4.
 
-    After three of them the bucket is overdrawn, and the baseline has to fill it: 1/8 of 6 tokens a step.
+    That is 2.5 beyond 1/8 of the baseline's, and from the first step on what counts, whatever it claims. Two
+    are paid, and then the baseline has to bring 1/8 of 6 tokens twice before there is enough for another.
     """
     bench = Bench(allowance_tokens=6.0, loss_share=0.125)
     bench.rule.choice = choice(3, tokens=np.array([4.0, 6.0, 16.0]))
@@ -226,7 +227,7 @@ def test_what_is_measured_counts_and_not_what_was_promised() -> None:
     for _ in range(5):
         budget.append((bench.step().cause, bench.guard.budget_tokens))
     no, refused = GuardCause.NONE, GuardCause.BUDGET
-    assert budget == [(no, 3.5), (no, 1.0), (refused, -1.5), (refused, -0.75), (no, 0.0)]
+    assert budget == [(no, 3.5), (refused, 1.0), (refused, 1.75), (no, 2.5), (refused, 0.0)]
 
 
 # Switches.

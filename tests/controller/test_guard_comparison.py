@@ -101,8 +101,8 @@ def test_stalls_do_not_count() -> None:
 def test_what_is_not_known_is_no_reason() -> None:
     """Short by 40 %, where the estimate may be off by 25 % once and twice; then it is known to 10 %."""
     judge = OutputRate(32, 0.05, Backoff(100, 1000))
-    assert not any(judge.measure(60.0, 100.0, lambda: 0.25) for _ in range(100))
-    assert any(judge.measure(60.0, 100.0, lambda: 0.1) for _ in range(32))
+    assert not any(judge.measure(60.0, 100.0, 25.0) for _ in range(100))
+    assert any(judge.measure(60.0, 100.0, 10.0) for _ in range(32))
 
 
 def typical_of(compare: Comparison, batch_size: int) -> float:

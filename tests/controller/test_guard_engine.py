@@ -195,17 +195,21 @@ def test_a_useless_draft_neither_costs_much_nor_stays_useless_for_ever() -> None
 # Against the truth; the committed benchmark does so at length, over all scenarios.
 
 
-@pytest.mark.parametrize("rule", ["static:7", "exp3"])
-def test_true_losses_keep_the_bound(rule: str) -> None:
-    """A useless draft and rules that use it: without the guard they lose many times what it allows.
-
-    The bound is on estimated losses. The true ones exceed it by what the estimates are wrong: the model does
-    not know the draft when the allowance is spent, and a fifth of it is left for that here.
-    """
+@pytest.mark.parametrize(
+    ("scenario", "rule"),
+    [
+        ("poor_drafter", "static:7"),  # loses time that the smaller tier would not take
+        ("poor_drafter", "exp3"),
+        ("quiet_chat", "static:0"),  # loses drafts that it never sees
+        ("agentic_bursts", "static:0"),
+    ],
+)
+def test_true_losses_keep_the_bound(scenario: str, rule: str) -> None:
+    """Without the guard they lose many times what it allows; with it less, although it learns meanwhile."""
     config = GuardConfig(allowance_tokens=1000.0)
-    free, kept = (played("poor_drafter", rule, config, enabled) for enabled in (False, True))
-    assert free > 5 * config.allowance_tokens
-    assert kept <= 1.2 * config.allowance_tokens
+    free, kept = (played(scenario, rule, config, enabled) for enabled in (False, True))
+    assert free > 4 * config.allowance_tokens
+    assert kept <= config.allowance_tokens
 
 
 def test_a_good_rule_is_left_alone() -> None:

@@ -13,11 +13,17 @@ from specgov.controller.guard.budget import Budget
 from specgov.controller.guard.config import LatencyTargets
 from specgov.controller.guard.estimates import Estimates
 from specgov.controller.guard.latency import Latency
+from specgov.controller.guard.losses import Loss, Record
 from specgov.controller.guard.output_rate import OutputRate
 from specgov.controller.guard.step_times import StepTimes
 from specgov.controller.guard.switching import Switching
 
 # Budget. Numbers are exact in binary where they are compared exactly: shares of 1/4, whole tokens.
+
+
+def loss(tokens: float, baseline_tokens: float) -> Loss:
+    """Of a tier that never ran and is not doubted."""
+    return Loss(2, 1, tokens, baseline_tokens, 0.0, Record())
 
 
 def test_budget_pays_losses_and_takes_in_a_share_of_the_baselines_output() -> None:
@@ -29,12 +35,12 @@ def test_budget_pays_losses_and_takes_in_a_share_of_the_baselines_output() -> No
 
 def test_budget_refuses_what_it_cannot_pay() -> None:
     budget = Budget(allowance_tokens=10.0, loss_share=0.25, lag_steps=1)
-    assert budget.affords(loss_tokens=12.0, baseline_tokens=8.0)  # 12 - 2 is all there is
-    assert not budget.affords(loss_tokens=12.5, baseline_tokens=8.0)
+    assert budget.affords(loss(12.0, 8.0))  # 12 - 2 is all there is
+    assert not budget.affords(loss(12.5, 8.0))
     budget.made(12.0, 8.0)
     assert budget.tokens == 0.0
-    assert budget.affords(loss_tokens=2.0, baseline_tokens=8.0)  # within the share
-    assert not budget.affords(loss_tokens=2.5, baseline_tokens=8.0)
+    assert budget.affords(loss(2.0, 8.0))  # within the share
+    assert not budget.affords(loss(2.5, 8.0))
 
 
 def test_gains_fill_the_budget_up_to_the_allowance_and_no_further() -> None:
@@ -48,12 +54,64 @@ def test_gains_fill_the_budget_up_to_the_allowance_and_no_further() -> None:
 def test_what_is_under_way_is_paid_in_advance() -> None:
     """With a lag of 3 two decided steps are not known yet when the next is decided."""
     budget = Budget(allowance_tokens=10.0, loss_share=0.0, lag_steps=3)
-    budget.decided(4.0, 8.0)
-    budget.decided(4.0, 8.0)
-    assert budget.affords(2.0, 8.0)
-    assert not budget.affords(2.5, 8.0)
-    budget.decided(-1.0, 8.0)  # the first of the two is made by now; a gain is not counted before it is made
-    assert budget.affords(6.0, 8.0)
+    budget.decided(loss(4.0, 8.0))
+    budget.decided(loss(4.0, 8.0))
+    assert budget.affords(loss(2.0, 8.0))
+    assert not budget.affords(loss(2.5, 8.0))
+    budget.decided(loss(-1.0, 8.0))  # the first is made by now; a gain is not counted before it is made
+    assert budget.affords(loss(6.0, 8.0))
+
+
+def test_what_is_under_way_counts_as_it_is_known_now() -> None:
+    """A gain of 1 was promised of both steps; a third one was measured to lose 4 of 8 tokens meanwhile."""
+    budget = Budget(allowance_tokens=10.0, loss_share=0.0, lag_steps=3)
+    promised = loss(-1.0, 8.0)
+    budget.decided(promised)
+    budget.decided(promised)
+    assert budget.affords(loss(10.0, 8.0))
+    promised.record.took(0.5)
+    assert budget.affords(loss(2.0, 8.0))
+    assert not budget.affords(loss(2.5, 8.0))
+
+
+def test_what_may_be_more_is_charged_and_is_no_loss() -> None:
+    budget = Budget(allowance_tokens=10.0, loss_share=0.0, lag_steps=1)
+    budget.made(2.0, 8.0, doubt_tokens=3.0)
+    assert (budget.tokens, budget.gain_tokens, budget.baseline_tokens) == (5.0, -2.0, 8.0)
+
+
+def test_the_luck_of_single_steps_is_kept_in_reserve() -> None:
+    """Steps that lost 3 more and 4 fewer tokens than such steps do: together 5, and 10 are held back."""
+    budget = Budget(allowance_tokens=100.0, loss_share=0.0, lag_steps=1)
+    budget.made(20.0, 40.0, chance_tokens=3.0)
+    budget.made(20.0, 40.0, chance_tokens=-4.0)
+    assert budget.tokens == 60.0
+    assert budget.affords(loss(50.0 - 0.01, 40.0))  # forgetting makes it a little less than 10
+    assert not budget.affords(loss(50.0 + 0.01, 40.0))
+    budget.made(-100.0, 40.0, chance_tokens=3.0)  # full again: a stretch begins anew
+    assert budget.affords(loss(100.0, 40.0))
+
+
+# Records and losses.
+
+
+def test_a_record_follows_what_steps_lost() -> None:
+    """The mean moves by a quarter of the distance; the first step is the mean."""
+    record = Record()
+    assert record.share is None
+    assert (record.took(0.5), record.share) == (0.0, 0.5)
+    assert (record.took(-0.5), record.share) == (-1.0, 0.25)
+
+
+def test_the_most_that_a_step_may_lose() -> None:
+    """8 of 40 expected tokens; with a doubt of ln 1.5 / 2 the baseline may bring half as much again: 28."""
+    record = Record()
+    assert Loss(2, 1, 8.0, 40.0, 0.0, record).most_tokens() == 8.0
+    doubtful = Loss(2, 1, 8.0, 40.0, math.log(1.5) / 2, record)
+    assert doubtful.most_tokens() == pytest.approx(28.0)
+    assert Loss(1, 1, 0.0, 40.0, math.log(1.5) / 2, record).most_tokens() == 0.0
+    record.took(0.9)  # whatever is expected: of late such steps lost nine tenths
+    assert doubtful.most_tokens() == pytest.approx(36.0)
 
 
 steps = st.lists(st.tuples(st.floats(-50, 50), st.floats(0, 50)), max_size=60)
@@ -67,9 +125,9 @@ def test_no_stretch_of_steps_loses_more_than_allowance_and_share(
     budget = Budget(allowance, share, lag)
     under_way: list[tuple[float, float]] = []
     beyond, least, worst = 0.0, 0.0, 0.0
-    for loss, baseline in [*wanted, *[(0.0, 0.0)] * lag]:
-        step = (loss, baseline) if budget.affords(loss, baseline) else (0.0, baseline)
-        budget.decided(*step)
+    for lost, baseline in [*wanted, *[(0.0, 0.0)] * lag]:
+        step = (lost, baseline) if budget.affords(loss(lost, baseline)) else (0.0, baseline)
+        budget.decided(loss(*step))
         under_way.append(step)
         if len(under_way) >= lag:
             made = under_way.pop(0)
@@ -163,6 +221,16 @@ def test_what_may_be_chance_is_no_reason() -> None:
     judge = rate()
     trips = [judge.measure((100.0, 10.0)[step % 2], 100.0) for step in range(8 + 32)]
     assert trips.index(True) == 8 + 28 - 1
+
+
+def test_doubts_count_for_the_steps_that_had_them() -> None:
+    """Eight steps of which the estimate knew little, then some of which it knows all, and none is short."""
+    judge = rate()
+    for _ in range(8):  # not judged
+        judge.measure(100.0, 100.0)
+    assert not any(judge.measure(20.0, 100.0, doubt_tokens=50.0) for _ in range(8))
+    assert not any(judge.measure(100.0, 100.0) for _ in range(24))
+    assert judge.backoff.failures == 0
 
 
 def test_another_policy_begins_anew() -> None:
