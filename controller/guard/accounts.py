@@ -122,7 +122,7 @@ class Accounts:
         if tier == baseline:
             return self._made_as_baseline(output_tokens, step, rate)
         would = self._comparison.baseline_tokens(step, output_tokens, estimates, tier, baseline)
-        lost, doubt_tokens = would - output_tokens, expected.doubt_tokens(would)
+        lost, doubt_tokens = would - output_tokens, expected.doubt_tokens(would) if expected.doubt else 0.0
         chance_tokens = expected.record.took((lost + doubt_tokens) / would) * would
         self.budget.made(lost, would, doubt_tokens, chance_tokens)
         if step.step_ms is None or rate is None:

@@ -33,6 +33,7 @@ class Comparison:
 
     def __init__(self, tiers: tuple[int, ...]) -> None:
         self._tiers = tiers
+        self._nothing: list[float | None] = [None] * len(tiers)
         self._log_ratio: dict[int, list[float | None]] = {}
         self._ran = [False] * len(tiers)
 
@@ -40,7 +41,7 @@ class Comparison:
         """A step took ``ratio`` times what was expected (stochastic approximation, Huber's gradient)."""
         of_octave = self._log_ratio.get(batch_size.bit_length())
         if of_octave is None:
-            of_octave = self._log_ratio[batch_size.bit_length()] = [None] * len(self._tiers)
+            of_octave = self._log_ratio[batch_size.bit_length()] = self._nothing.copy()
         typical = of_octave[tier] or 0.0
         move = _GAIN * (math.log(ratio) - typical)
         of_octave[tier] = typical + min(max(move, -_LARGEST_MOVE), _LARGEST_MOVE)
@@ -49,7 +50,7 @@ class Comparison:
     def baseline_tokens(
         self, step: StepObservation, output_tokens: float, estimates: Estimates, tier: int, baseline: int
     ) -> float:
-        """What the baseline's tier would have brought in the time of a step of ``tier``.
+        """What the baseline's tier, another than ran, would have brought in the time of the step.
 
         Args:
             step: it has live requests.
@@ -59,25 +60,26 @@ class Comparison:
             baseline: that is compared.
 
         """
-        if tier == baseline:
-            return output_tokens
-        would = self._tiers[baseline]
-        if would < self._tiers[tier]:
-            drafts = int(np.add.reduce(np.minimum(step.accepted, would), dtype=np.int64)) if would else 0
-            tokens = (drafts + len(step.accepted)) * step.batch_size / len(step.accepted)
-        else:
+        would, live = self._tiers[baseline], len(step.accepted)
+        if would >= self._tiers[tier]:
             tokens = output_tokens * estimates.tokens[baseline] / estimates.tokens[tier]
+        elif would:
+            drafts = int(np.add.reduce(np.minimum(step.accepted, would), dtype=np.int64))
+            tokens = (drafts + live) * step.batch_size / live
+        else:
+            tokens = float(step.batch_size)
         octave = step.batch_size.bit_length()
-        typical = math.exp(self._typical(octave, tier) - self._typical(octave, baseline))
-        return tokens * typical * estimates.ms[tier] / estimates.ms[baseline]
+        of_octave = self._log_ratio.get(octave, self._nothing)
+        of_tier, of_baseline = of_octave[tier], of_octave[baseline]
+        if of_tier is None:
+            of_tier = self._nearest(octave, tier)
+        if of_baseline is None:
+            of_baseline = self._nearest(octave, baseline)
+        return tokens * math.exp(of_tier - of_baseline) * estimates.ms[tier] / estimates.ms[baseline]
 
-    def _typical(self, octave: int, tier: int) -> float:
-        """Log of what is typical of a tier: in that octave, else in the nearest one in which it ran."""
+    def _nearest(self, octave: int, tier: int) -> float:
+        """Log of what is typical of a tier in the nearest octave in which it ran."""
         if not self._ran[tier]:
             return 0.0
-        of_octave = self._log_ratio.get(octave)
-        known = None if of_octave is None else of_octave[tier]
-        if known is None:
-            ran = [(abs(near - octave), logs[tier]) for near, logs in self._log_ratio.items()]
-            known = min((away, log) for away, log in ran if log is not None)[1]
-        return known
+        ran = [(abs(near - octave), logs[tier]) for near, logs in self._log_ratio.items()]
+        return min((away, log) for away, log in ran if log is not None)[1]

@@ -51,14 +51,15 @@ class Loss(NamedTuple):
 
     def doubt_tokens(self, baseline_tokens: float) -> float:
         """How many more than ``baseline_tokens`` it may be."""
-        return baseline_tokens * math.expm1(DOUBTS * self.doubt) if self.doubt else 0.0
+        return baseline_tokens * math.expm1(DOUBTS * self.doubt)
 
     def most_tokens(self) -> float:
         """With doubt, and no less than such steps lost of late."""
-        if self.is_none:
-            return self.tokens
-        of_baseline, of_late = self.baseline_tokens, self.record.share
-        most = self.tokens + self.doubt_tokens(of_baseline)
+        most, of_baseline, of_late = self.tokens, self.baseline_tokens, self.record.share
+        if self.tier == self.baseline:
+            return most
+        if self.doubt:
+            most += self.doubt_tokens(of_baseline)
         return most if of_late is None else max(most, of_baseline * of_late)
 
 
