@@ -43,7 +43,7 @@ class Members:
         self._known = _NOBODY
 
     def of(self, live: list[Any]) -> Known:
-        """Who ``live`` are; the caller leaves the list alone afterwards, and the arrays."""
+        """Who ``live`` are, none of whom has finished; the caller leaves list and arrays alone afterwards."""
         if live != self._live:
             self.forget()
             self._known = self._look(live)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 from specgov.client import Report
-from specgov.sglang_plugin.members import Members
+from specgov.sglang_plugin.members import Known, Members
 from specgov.sglang_plugin.orders import Kind
 from specgov.sglang_plugin.policy import Launch
 
@@ -18,7 +18,7 @@ _MAX_STEP_TIME_US = 2**32 - 1
 class Before(NamedTuple):
     """What must be read before SGLang processes a result: after it requests may have finished by it."""
 
-    live: list[Any]
+    members: Known
     indices: list[int] | None  # of the live requests in the batch; None = all are
     batch_size: int
     sum_seq_len_tokens: int
@@ -86,7 +86,8 @@ class Observer:
         if len(live) != len(reqs):
             indices = [i for i, r in enumerate(reqs) if r.finished_reason is None and not r.is_retracted]
         lengths = [len(r.origin_input_ids) + len(r.output_ids) for r in live]
-        return Before(live, indices, len(reqs), sum(lengths), max(lengths, default=0))
+        members = self._members.of(live)
+        return Before(members, indices, len(reqs), sum(lengths), max(lengths, default=0))
 
     def after(
         self, scheduler: Any, batch: Any, result: Any, before: Before | None, launch: Launch | None
@@ -103,7 +104,7 @@ class Observer:
             return None
         if before.indices is not None:
             accepted = [accepted[i] for i in before.indices]
-        slots, generations, warm_up = self._members.of(before.live)
+        slots, generations, warm_up = before.members
         step_id = batch.forward_iter
         step_time_us = min(int((now_s - self._last_s) * 1e6), _MAX_STEP_TIME_US)
         valid = (

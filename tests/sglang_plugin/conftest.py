@@ -122,7 +122,7 @@ class FakeClient:
         self.closed = True
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fakes() -> Any:
     """The stand-in classes, by name."""
 

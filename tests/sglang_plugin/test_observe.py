@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specgov.client import Report
 from specgov.client.messages import report_to_proto
@@ -105,6 +107,54 @@ def test_a_request_that_ends_by_this_result_is_told_and_its_slot_is_free(world: 
     reqs[1].finished_reason = "stop"
     report = world.round([reqs[1]], [1])
     assert (report.batch_size, len(report.accepted), len(report.slots)) == (1, 0, 0)
+
+
+def test_a_request_that_ends_in_the_step_in_which_another_comes_is_still_itself(
+    world: World, fakes: Any
+) -> None:
+    a, b, c = (fakes.Request(name) for name in "abc")
+
+    def finish() -> None:
+        a.finished_reason = "stop"
+
+    world.round([a, b], [0, 0])
+    report = world.round([a, b, c], [0, 0, 0], during=finish)
+    assert (report.slots.tolist(), report.generations.tolist()) == ([0, 1, 2], [1, 1, 1])
+    report = world.round([b, c, fakes.Request("d")], [0, 0, 0])
+    assert (report.slots.tolist(), report.generations.tolist()) == ([1, 2, 0], [1, 1, 2])
+
+
+FATES = st.sampled_from(["stays"] * 6 + ["ends by the result", "ends after it", "is retracted", "comes back"])
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 2), st.lists(FATES, max_size=8), st.booleans()), max_size=30))
+def test_a_slot_and_generation_is_one_request_whatever_happens_to_it(fakes: Any, steps: Any) -> None:
+    """In each step some come, and each that is there meets a fate; those that ended stay a step longer."""
+    world, reqs, ended = World(fakes), [], []
+    names: dict[str, tuple[int, int]] = {}
+    for number, (new, fates, idle) in enumerate(steps):
+        reqs = [r for r in reqs if r not in ended] + [fakes.Request(f"{number}-{i}") for i in range(new)]
+        batch = [*reqs, *ended]
+        met = list(zip(reqs, fates, strict=False))
+        live = [r.rid for r in batch if r.finished_reason is None and not r.is_retracted]
+
+        def happens(met: Any = met) -> None:
+            for request, fate in met:
+                if fate == "ends by the result" and not request.is_retracted:
+                    request.finished_reason = "stop"
+
+        report = world.round(batch, [0] * len(batch), during=happens)
+        for rid, *name in zip(live, report.slots.tolist(), report.generations.tolist(), strict=True):
+            assert names.setdefault(rid, tuple(name)) == tuple(name)
+        for request, fate in met:
+            if fate == "ends after it":
+                request.finished_reason = "abort"
+            elif fate in ("is retracted", "comes back"):
+                request.is_retracted = fate == "is retracted"
+        ended = [r for r in reqs if r.finished_reason is not None]
+        for _ in range(3 * idle):
+            world.observer.round_begins()
+    assert len(set(names.values())) == len(names)
 
 
 def test_the_slot_of_a_request_that_ends_between_results_is_free(world: World, fakes: Any) -> None:
