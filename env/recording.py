@@ -18,6 +18,7 @@ decode steps. A step is used when
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -160,7 +161,7 @@ def filtered(
     rejected: Counter[str] = Counter()
     settled = 0
     before: Row | None = None
-    for row, after in zip(rows, (*rows[1:], None), strict=True):
+    for row, after in itertools.zip_longest(rows, rows[1:]):
         cause, settled = _judge(row, before, after, settled)
         if cause:
             rejected[cause] += 1
