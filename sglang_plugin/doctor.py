@@ -27,6 +27,8 @@ from specgov.sglang_plugin.versions import Version
 SIDECAR = "sidecar"
 """The name of the check of the sidecar."""
 SIDECAR_TIMEOUT_S = 5.0
+_NO_PROFILE = "none"
+"""A profile's name that an engine may give, and a question may not."""
 DEFAULT_SETTINGS = Settings("unix:///nowhere")
 """For the checks that go on though the plugin's own settings could not be read."""
 
@@ -156,8 +158,9 @@ def _sidecar(settings: Settings | None) -> Check:
     target = settings.target
     start = f"start one: specgov serve --listen {target}"
     # Of the engines' service: the operators' may be at another address, or want a token.
+    profile = "" if settings.profile == _NO_PROFILE else settings.profile
     question = pb.DecideRequest(
-        batch_size=1, accept_length_at=pb.AcceptLengthAt(accept_length=1.5, num_steps=1)
+        batch_size=1, profile=profile, accept_length_at=pb.AcceptLengthAt(accept_length=1.5, num_steps=1)
     )
     try:
         with open_channel(target, settings.tls) as channel:
@@ -176,6 +179,8 @@ def _no_answer(target: str, code: grpc.StatusCode, details: str, start: str) -> 
         return Check.failed(SIDECAR, found, to_do)
     if code is grpc.StatusCode.UNAVAILABLE:
         return Check.failed(SIDECAR, f"nothing answers at {target}: {details}", start)
+    if code is grpc.StatusCode.INVALID_ARGUMENT and "profile" in details:
+        return Check.failed(SIDECAR, f"it refuses this engine: {details}", "correct SPECGOV_PROFILE")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Check.failed(SIDECAR, f"{target} does not answer within {SIDECAR_TIMEOUT_S:g} s", "restart it")
     return Check.failed(

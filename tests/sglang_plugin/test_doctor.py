@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
+from specgov.controller.config import ServeConfig
+from specgov.controller.server import Sidecar
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
 from specgov.sglang_plugin import doctor, engine_probe, versions
@@ -223,6 +225,21 @@ def test_a_sidecar_that_is_not_there_or_speaks_otherwise(sglang: Any, tmp_path: 
         assert "does not speak this protocol" in check.found
     finally:
         other.stop(0).wait()
+
+
+def test_a_profile_that_the_sidecar_does_not_know(sglang: Any, tmp_path: Path) -> None:
+    """Its engine would be refused at each attempt to connect."""
+    sglang()
+    real = Sidecar(ServeConfig(listen=f"unix://{tmp_path}/r"))
+    real.start()
+    try:
+        check = run(real.target, SPECGOV_PROFILE="h100")["sidecar"]
+        assert (check.outcome, check.remedy) == ("FAILED", "correct SPECGOV_PROFILE")
+        assert "there is no profile 'h100'; there are h200-llama-3.1-8b, " in check.found
+        for known in ("none", "h200-llama-3.1-8b"):
+            assert run(real.target, SPECGOV_PROFILE=known)["sidecar"].outcome == "ok"
+    finally:
+        real.stop()
 
 
 def test_the_plugin_must_be_installed_and_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
