@@ -134,20 +134,17 @@ class Tally:
     def settle(self) -> None:
         """Count what is queued."""
         with self.lock:
-            for _ in range(len(self._queue)):
-                handled = self._queue.popleft()
-                for record in handled.records:
+            turns = [self._queue.popleft() for _ in range(len(self._queue))]
+            for records, decision, outlook, switched, _ in turns:
+                for record in records:
                     self._add_step(record)
-                if handled.decision is not None:
-                    self._add_decision(handled.decision, handled)
-
-    def _add_decision(self, decision: pb.Decision, handled: Handled) -> None:
-        self.decisions[decision.reason, decision.num_steps] += 1
-        self.tier_switches += handled.switched
-        if (outlook := handled.outlook) is not None:
-            self.expected_output_tokens += outlook.tokens
-            self.baseline_output_tokens += outlook.baseline_tokens
-        self._decision_seconds.observe(handled.seconds)
+                if decision is not None:
+                    self.decisions[decision.reason, decision.num_steps] += 1
+                    self.tier_switches += switched
+                if outlook is not None and decision is not None:
+                    self.expected_output_tokens += outlook.tokens
+                    self.baseline_output_tokens += outlook.baseline_tokens
+            self._decision_seconds.observe([turn.seconds for turn in turns if turn.decision is not None])
 
     def _add_step(self, record: StepRecord) -> None:
         step = record.step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import HistogramMetricFamily
@@ -40,10 +40,11 @@ class SharedHistogram(Collector):
         self._histogram = Histogram(bounds)
         self._lock = threading.Lock()
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
+    def observe(self, values: Iterable[float]) -> None:
+        """Count values."""
         with self._lock:
-            self._histogram.add(value)
+            for value in values:
+                self._histogram.add(value)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """The histogram."""

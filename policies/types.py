@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_BATCH_SIZE = 65_535
 """Upper end of the last batch-size range of a choice when the engine names no largest batch."""
+_SUMMED_IN_PYTHON = 128
+"""So many numbers are summed faster without numpy, whose code has left the caches since the last step."""
 
 
 class Reason(enum.IntEnum):
@@ -89,7 +91,8 @@ class StepObservation:
     def accepted_drafts(self) -> int:
         """Drafts accepted by all live requests together, summed up once."""
         if self._accepted_drafts < 0:
-            self._accepted_drafts = int(self.accepted.sum())
+            few = len(self.accepted) <= _SUMMED_IN_PYTHON
+            self._accepted_drafts = sum(self.accepted.tolist()) if few else int(self.accepted.sum())
         return self._accepted_drafts
 
     @property
@@ -151,16 +154,12 @@ class Choice:
     expected_tokens: NDArray[np.float64] | None = None
     expected_ms: NDArray[np.float64] | None = None
 
-    def range_for(self, batch_size: int) -> TierRange:
-        """The range that holds ``batch_size``; the last one for anything larger."""
+    def num_steps_for(self, batch_size: int) -> int:
+        """The tier for ``batch_size``; that of the last range for anything larger."""
         for tier_range in self.ranges:
             if batch_size <= tier_range.batch_size_max:
-                return tier_range
-        return self.ranges[-1]
-
-    def num_steps_for(self, batch_size: int) -> int:
-        """The tier for ``batch_size``."""
-        return self.range_for(batch_size).num_steps
+                return tier_range.num_steps
+        return self.ranges[-1].num_steps
 
 
 class StepTime(Protocol):
