@@ -79,7 +79,8 @@ class Played:
 
     def _timer(self) -> float:
         """The sidecar's clock, which it reads first when it takes a report from the mailbox."""
-        self._taken_ns.append(time.thread_time_ns())
+        if not self._taken_ns:
+            self._taken_ns.append(time.thread_time_ns())
         self._now_s += CLOCK_TICK_S
         return self._now_s
 

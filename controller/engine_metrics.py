@@ -201,11 +201,6 @@ class EngineMetrics(Collector):
         if engine.tally is not None:
             engine.tally.handled(self._wall_clock(), handled)
 
-    def settle(self, engine: Engine) -> None:
-        """Count what was noted of an engine, if that is much."""
-        if engine.tally is not None and engine.tally.is_due:
-            engine.tally.settle()
-
     def _has_room(self) -> bool:
         """Whether a label is free, or an engine that is away can give its own up."""
         if len(self._labelled) < self._max_engines:

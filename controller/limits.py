@@ -27,9 +27,11 @@ class MessagePace:
 
     def surplus(self, count: int, now_s: float) -> int:
         """How many of ``count`` messages are too many; ``now_s`` is monotonic."""
-        earned = self.per_s * max(0.0, now_s - self._last_s)
+        earned = self.per_s * (now_s - self._last_s) if now_s > self._last_s else 0.0
         self._last_s = now_s
-        room = min(self._burst, self._room + earned)
+        room = self._room + earned
+        if room > self._burst:
+            room = self._burst
         if count <= room and not self._shed:  # as nearly always
             self._room = room - count
             return 0

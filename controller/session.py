@@ -235,8 +235,7 @@ class Session:
             if engine.session is not self:
                 raise SessionEnded(grpc.StatusCode.ABORTED, _SUPERSEDED)
             switches = engine.tier_switches
-            kinds = [type(piece) for piece in mail]
-            sent = kinds.count(pb.EngineMessage) + kinds.count(RejectedMessage)
+            sent = sum(map(_FROM_ENGINE.__contains__, map(type, mail)))
             surplus = self._pace.surplus(sent, started_s)
             if surplus:
                 mail = self._shed(engine, mail, surplus)

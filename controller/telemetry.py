@@ -78,7 +78,8 @@ class Telemetry:
 
     def sent(self, engine: Engine, records: Sequence[StepRecord]) -> None:
         """The decision on ``records``, if there was one, is sent: do what could wait for that."""
-        self.metrics.engines.settle(engine)
+        if engine.tally is not None and engine.tally.is_due:
+            engine.tally.settle()
         if records and self.watchers.all:
             with engine.lock:
                 self._show(engine, records)

@@ -174,10 +174,11 @@ def test_few_steps_wait_to_be_counted(metrics: Metrics) -> None:
     metrics.engines.connected(one)
     for _ in range(MAX_QUEUED - 1):
         metrics.engines.handled(one, Handled([record(3, 1)]))
-        metrics.engines.settle(one)
-    assert not one.tally.by_tier
+        assert not one.tally.is_due
     metrics.engines.handled(one, Handled([record(3, 1)]))
-    metrics.engines.settle(one)
+    assert one.tally.is_due
+    one.tally.settle()
+    assert not one.tally.is_due
     assert one.tally.by_tier[3].steps == MAX_QUEUED
     # And the endpoint tells of those that wait.
     metrics.engines.handled(one, Handled([record(3, 1)]))
@@ -195,7 +196,8 @@ def test_streams_and_the_endpoint_count_each_step_once() -> None:
     def stream(one: Any) -> None:
         for _ in range(1000):
             metrics.engines.handled(one, Handled([record(3, 1)], pb.Decision(num_steps=3), switched=True))
-            metrics.engines.settle(one)
+            if one.tally.is_due:
+                one.tally.settle()
 
     def endpoint() -> None:
         while not over.is_set():

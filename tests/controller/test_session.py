@@ -14,6 +14,7 @@ import pytest
 from specgov.controller import seat as seat_module
 from specgov.controller.config import ServeConfig
 from specgov.controller.engine import Engine
+from specgov.controller.engine_metrics import MAX_QUEUED
 from specgov.controller.engines import Engines
 from specgov.controller.metrics import Metrics
 from specgov.controller.session import MAX_WAITING_MESSAGES, Session, SessionEnded
@@ -367,6 +368,24 @@ def test_what_is_expected_stands_beside_the_baseline(bench: Bench) -> None:
     next(decisions)
     assert not bench.engine.state().last_step.HasField("expected_tokens_per_s")
     assert counted("specgov_expected_output_tokens_total") == pytest.approx(24.0)
+
+
+def test_steps_are_counted_a_few_turns_later_without_being_asked_for(bench: Bench) -> None:
+    session, decisions = bench.connect()
+    for step_id in range(1, 101):
+        bench.report(session, step_id)
+        next(decisions)
+    tally = bench.engine.tally
+    assert tally is not None
+    # The stream's thread is at the last turn's decision: what it counts then is at most so many turns behind.
+    assert tally.by_tier[3].steps >= 100 - MAX_QUEUED
+    decisions.close()  # type: ignore[attr-defined]  # it is a generator: the stream is cut
+    assert (
+        bench.telemetry.metrics.registry.get_sample_value(
+            "specgov_steps_total", {"engine": "engine-1", "tier": "3"}
+        )
+        == 100
+    )
 
 
 class Ticks:
