@@ -335,7 +335,7 @@ def main() -> None:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps(result, indent=2) + "\n")
     if arguments.markdown is not None:
-        write_markdown(arguments.markdown, result)
+        write_markdown(arguments.markdown, markdown(result))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import machine
 
 BEGIN = "<!-- hot path: begin, written by benchmarks/hot_path.py -->"
 END = "<!-- hot path: end -->"
+SINCE_BEGIN = "<!-- hot path since: begin, written by benchmarks/hot_path_since.py -->"
+SINCE_END = "<!-- hot path since: end -->"
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -32,18 +35,52 @@ def markdown(result: dict[str, Any]) -> str:
     )
 
 
-def write_markdown(page: Path, result: dict[str, Any]) -> None:
+def write_markdown(page: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Replace what stands between the page's two marks.
 
     Raises:
         SystemExit: the page lacks the marks.
 
     """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{page} has no place for the tables: it needs the lines {BEGIN!r} and {END!r}")
-    page.write_text(f"{before}{BEGIN}\n\n{markdown(result)}\n\n{END}{after}")
+    before, found_begin, rest = page.read_text().partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise SystemExit(f"{page} has no place for the tables: it needs the lines {begin!r} and {end!r}")
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+
+
+def since_markdown(document: dict[str, Any], figures: dict[str, str]) -> str:
+    """What two checkouts cost beside each other: a row for each of ``figures``, with words for it, by policy.
+
+    Medians of both, and of the rounds' ratios with their range.
+    """
+    found = document["rows"]
+    lines = [
+        "| policy | | before | after | after / before | range over the rounds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for policy in dict.fromkeys(row["policy"] for row in found):
+        for figure, words in figures.items():
+            if figure not in found[0]:
+                continue
+            before, after = (
+                [row[figure] for row in found if (row["policy"], row["checkout"]) == (policy, name)]
+                for name in ("before", "after")
+            )
+            ratios = [b / a for a, b in zip(before, after, strict=True)]
+            lines.append(
+                f"| `{policy}` | {words} | {statistics.median(before):.1f} | "
+                f"{statistics.median(after):.1f} | {statistics.median(ratios):.2f} | "
+                f"{min(ratios):.2f} to {max(ratios):.2f} |"
+            )
+    commits, rounds = document["commits"], 1 + max(row["round"] for row in found)
+    return "\n\n".join(
+        [
+            f"Machine: {machine.describe(document['machine'])}",
+            f"Before is commit {commits['before']}, after {commits['after']}; {rounds} round(s).",
+            "\n".join(lines),
+        ]
+    )
 
 
 def _aims(result: dict[str, Any]) -> str:

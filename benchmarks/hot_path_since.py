@@ -1,6 +1,7 @@
 """The hot path of two checkouts in one run, in turn: whether a change made it slower.
 
     python benchmarks/hot_path_since.py BEFORE -o out/since.json [--after CHECKOUT] [--rounds 5] [--own-work]
+        [--markdown docs/benchmarks.md]
 
 ``BEFORE`` and ``--after`` (this checkout by default) are checkouts, such as ``git worktree add`` makes; the
 client and the sidecar are each one's own, the measuring is this file's, and so are the Python and the
@@ -21,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,6 +31,7 @@ from typing import Any
 import hot_path
 import machine
 import own_work
+from hot_path_report import SINCE_BEGIN, SINCE_END, since_markdown, write_markdown
 
 ENGINES = 8
 PLAN = hot_path.Plan(seconds=2.0, warm_up_s=3.0, repeats=1)
@@ -106,26 +107,6 @@ def compare(
     return found
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    """Medians of both checkouts, and of the rounds' ratios with their range."""
-    lines = ["| policy | | before | after | after / before | range |", "|---|---|---|---|---|---|"]
-    for policy in dict.fromkeys(row["policy"] for row in found):
-        for figure, words in FIGURES.items():
-            if figure not in found[0]:
-                continue
-            before, after = (
-                [row[figure] for row in found if (row["policy"], row["checkout"]) == (policy, name)]
-                for name in ("before", "after")
-            )
-            ratios = [b / a for a, b in zip(before, after, strict=True)]
-            lines.append(
-                f"| `{policy}` | {words} | {statistics.median(before):.1f} | "
-                f"{statistics.median(after):.1f} | {statistics.median(ratios):.2f} | "
-                f"{min(ratios):.2f} to {max(ratios):.2f} |"
-            )
-    return "\n".join(lines)
-
-
 def commit(checkout: Path) -> str:
     command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -138,6 +119,7 @@ def main() -> None:
     parser.add_argument("--policies", default="static:3,greedy", help="rules, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-o", "--output", type=Path, help="JSON file for the figures")
+    parser.add_argument("--markdown", type=Path, help="page whose table is replaced by this run's")
     parser.add_argument("--own-work", action="store_true", help="that alone, without processes and gRPC")
     parser.add_argument("--measure", metavar="POLICY", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -149,14 +131,16 @@ def main() -> None:
         parser.error("name the checkout of the commit before")
     checkouts = {"before": arguments.before, "after": arguments.after}
     facts = machine.facts(("grpcio", "protobuf", "numpy"))
-    found = compare(checkouts, arguments.policies.split(","), arguments.rounds, arguments.own_work)
-    print(table(found), machine.describe(facts), sep="\n\n")
+    document = {
+        "machine": facts,
+        "commits": {name: commit(checkout) for name, checkout in checkouts.items()},
+        "rows": compare(checkouts, arguments.policies.split(","), arguments.rounds, arguments.own_work),
+    }
+    text = since_markdown(document, FIGURES)
+    print(text)
+    if arguments.markdown is not None:
+        write_markdown(arguments.markdown, text, SINCE_BEGIN, SINCE_END)
     if arguments.output is not None:
-        document = {
-            "machine": facts,
-            "commits": {name: commit(checkout) for name, checkout in checkouts.items()},
-            "rows": found,
-        }
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps(document, indent=1) + "\n")
 
