@@ -207,7 +207,8 @@ class Engine:
         """
         try:
             step = check_report(report, self.spec, self._last_step_id, self._generation_offset)
-            engine_rule = check_engine_rule(report, self.spec)
+            has_rule = report.HasField("engine_rule_num_steps")
+            engine_rule = check_engine_rule(report, self.spec) if has_rule else None
         except RejectedMessage as error:
             self.reports_rejected += 1
             self.guard.rejected(error.cause, report)
@@ -224,7 +225,13 @@ class Engine:
         if round_trip_ms is not None:
             self._round_trip_ms = round_trip_ms
         try:
-            if self._admits(record) and self.mode != pb.MODE_FROZEN:
+            learns = self.guard.admit(
+                step,
+                followed=decision_id != 0 and self.mode in _FOLLOWED_MODES,
+                reports_dropped=dropped,
+                by_candidate=self.seat.is_candidates(decision_id),
+            )
+            if learns and self.mode != pb.MODE_FROZEN:
                 self.seat.deciding.observe(step)
         except Exception as error:  # noqa: BLE001 - whatever a rule raises, its engine is served on
             self.seat.fail(error)
@@ -376,16 +383,6 @@ class Engine:
                 # What it would have made of the other policy's choice is not known.
                 decision.ClearField("propensity")
         return decision
-
-    def _admits(self, record: StepRecord) -> bool:
-        """Whether the guard lets the policy learn from the step."""
-        decision_id = record.followed_decision_id
-        return self.guard.admit(
-            record.step,
-            followed=decision_id != 0 and self.mode in _FOLLOWED_MODES,
-            reports_dropped=record.reports_dropped,
-            by_candidate=self.seat.is_candidates(decision_id),
-        )
 
     def _lag_steps(self, step_id: int, decision_id: int) -> int | None:
         """Steps from the newest result that the followed decision knew; None if that is not remembered."""
