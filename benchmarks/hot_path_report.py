@@ -74,10 +74,11 @@ def since_markdown(document: dict[str, Any], figures: dict[str, str]) -> str:
                 f"{min(ratios):.2f} to {max(ratios):.2f} |"
             )
     commits, rounds = document["commits"], 1 + max(row["round"] for row in found)
+    missing = "" if all(figure in found[0] for figure in figures) else " Own work alone was measured."
     return "\n\n".join(
         [
             f"Machine: {machine.describe(document['machine'])}",
-            f"Before is commit {commits['before']}, after {commits['after']}; {rounds} round(s).",
+            f"Before is commit {commits['before']}, after {commits['after']}; {rounds} round(s).{missing}",
             "\n".join(lines),
         ]
     )
