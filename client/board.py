@@ -20,6 +20,7 @@ PLACE_BYTES = 128 * 1024
 _NUMBER = struct.Struct("=Q")
 _HEAD = struct.Struct("=QII")  # number, bytes, check sum
 _AREA_BYTES = mmap.PAGESIZE + 2 * PLACE_BYTES
+_UINT32 = 2**32 - 1
 _BOARD_BYTES = 2 * _AREA_BYTES + RING_BYTES
 
 
@@ -52,7 +53,7 @@ class Area:
         if len(packet) > PLACE_BYTES - _HEAD.size:
             raise ValueError(f"a packet of {len(packet)} bytes is too long")
         self._memory[body : body + len(packet)] = packet
-        _HEAD.pack_into(self._memory, place, number, len(packet), _check_sum(packet, number))
+        _HEAD.pack_into(self._memory, place, number, len(packet), zlib.crc32(packet, number & _UINT32))
         _NUMBER.pack_into(self._memory, self._start, number)
         self._number = number
 
@@ -67,7 +68,7 @@ class Area:
             return None
         body = place + _HEAD.size
         packet = self._memory[body : body + size]
-        if _check_sum(packet, number) != check_sum:
+        if zlib.crc32(packet, number & _UINT32) != check_sum:
             return None
         self._number = number
         return packet
@@ -105,7 +106,3 @@ def new_board_file() -> int:
     file = os.memfd_create("specgov-board", os.MFD_CLOEXEC)
     os.ftruncate(file, _BOARD_BYTES)
     return file
-
-
-def _check_sum(packet: bytes, number: int) -> int:
-    return zlib.crc32(packet, number & 0xFFFFFFFF)

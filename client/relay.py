@@ -124,7 +124,7 @@ class RelayClient:
             self._last_error = f"report {report!r:.200} cannot be sent: {error}"
             log.warning(self._last_error)
             return
-        if self._put_events() and self._put(packet):
+        if (not self._events or self._put_events()) and self._put(packet):
             self._untold = 0
         else:
             self._untold += 1

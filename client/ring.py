@@ -21,6 +21,7 @@ _TIME = struct.Struct("=d")
 _READER = struct.Struct("=Qd")  # how far it has taken, and until when it looks by itself
 _READER_AT = 128  # the writer's place, at the start, is in another cache line
 _HEAD = struct.Struct("=II")  # bytes, check sum
+_UINT32 = 2**32 - 1
 
 
 @final
@@ -50,7 +51,7 @@ class Ring:
             self._taken, _ = _READER.unpack_from(self._memory, self._start + _READER_AT)
             if written + size - self._taken > ROOM_BYTES:
                 return False
-        self._put(written, _HEAD.pack(len(packet), _check_sum(packet, written)) + packet)
+        self._put(written, _HEAD.pack(len(packet), zlib.crc32(packet, written & _UINT32)) + packet)
         self._before_newest, self._written = written, written + size
         _PLACE.pack_into(self._memory, self._start, self._written)
         return True
@@ -72,7 +73,7 @@ class Ring:
         if size > ROOM_BYTES - _HEAD.size:
             return None
         packet = self._get(self._taken + _HEAD.size, size)
-        if _check_sum(packet, self._taken) != check_sum:
+        if zlib.crc32(packet, self._taken & _UINT32) != check_sum:
             return None
         self._taken += _HEAD.size + size
         _PLACE.pack_into(self._memory, self._start + _READER_AT, self._taken)
@@ -104,7 +105,3 @@ class Ring:
             return self._memory[first : first + size]
         fits = ROOM_BYTES - at
         return self._memory[first : first + fits] + self._memory[self._room : self._room + size - fits]
-
-
-def _check_sum(packet: bytes, place: int) -> int:
-    return zlib.crc32(packet, place & 0xFFFFFFFF)

@@ -149,8 +149,10 @@ class GovernedPolicy:
                 self._num_steps = num_steps
                 self._after_switch()
             return num_steps
+        if self._fallback is None or self._fallback.name not in _LEARNING_RULES:
+            return None
         try:
-            self._show_fallback(num_correct_drafts_per_req, batch_size)
+            self._show_fallback(self._fallback, num_correct_drafts_per_req, batch_size)
         except Exception as error:  # noqa: BLE001 whatever it is, the scheduler must live
             self._guard.failed("learn", error)
         return None
@@ -173,15 +175,15 @@ class GovernedPolicy:
             return Launch(self._num_steps, 0, kind)
         return Launch(wanted, decision_id, kind)
 
-    def _show_fallback(self, accepted: list[int], batch_size: int) -> None:
+    def _show_fallback(self, rule: Policy, accepted: list[int], batch_size: int) -> None:
         """Let the fallback rule learn, from results of tiers that it would have chosen too.
 
         What another tier accepted says little of the rule's own, above all nothing at num_steps 0.
         """
-        launch, rule = self.finished, self._fallback
-        if rule is None or launch is None or rule.name not in _LEARNING_RULES:
-            return
-        if launch.num_steps == rule.choose(BatchView(batch_size)).num_steps_for(batch_size):
+        launch = self.finished
+        if launch is not None and launch.num_steps == rule.choose(BatchView(batch_size)).num_steps_for(
+            batch_size
+        ):
             rule.observe(_step(batch_size, launch.num_steps, accepted))
 
 
