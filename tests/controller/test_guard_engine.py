@@ -212,10 +212,18 @@ def test_true_losses_keep_the_bound(scenario: str, rule: str) -> None:
     assert kept <= config.allowance_tokens
 
 
-def test_a_good_rule_is_left_alone() -> None:
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "poor_drafter",
+        "flash_crowd",  # batches that grow at once, with prefills and a queue
+        "agentic_bursts",  # long prompts, and idle between bursts
+    ],
+)
+def test_a_good_rule_is_left_alone(scenario: str) -> None:
     config = GuardConfig(allowance_tokens=1000.0)
-    guard = guard_of("poor_drafter", "greedy", config)
-    assert guard.interventions == {}
+    guard = guard_of(scenario, "greedy", config)
+    assert (guard.interventions, guard.alarms) == ({}, {})
 
 
 def played(name: str, rule: str, config: GuardConfig, enabled: bool) -> float:
