@@ -78,7 +78,7 @@ class SoakEngine(RawEngine):
         num_steps = self._num_steps()
         report = self._report
         report.step_id = self.steps + 1
-        report.batch_size, report.padded_batch_size = self._batch_size, 64
+        report.batch_size = report.padded_batch_size = self._batch_size  # what its step times follow
         report.num_steps = num_steps
         live = np.arange(self._batch_size) % 3
         report.accepted_drafts = np.minimum(live, num_steps).astype(np.uint8).tobytes()
