@@ -19,6 +19,7 @@ from specgov.controller.cli.cell_times import LogTail, cell_times, median_half_w
 from specgov.controller.cli.main import main
 from specgov.controller.cli.sglang_load import Load, is_one_token
 from specgov.controller.cli.sglang_profile import default_batch_sizes, lengths
+from specgov.env.recording import Row
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.sglang_plugin import versions
 from specgov.sglang_plugin.errors import PluginError
@@ -227,6 +228,19 @@ def test_how_sure_a_median_is() -> None:
     assert median_half_width(np.arange(100.0)) == (60 - 39) / 2
     assert median_half_width(np.full(6, 3.0)) == 0.0
     assert math.isinf(median_half_width(np.arange(3.0)))
+
+
+@pytest.mark.parametrize(
+    ("runs", "wanted", "counted"),
+    [(255, 256, 13), (252, 256, 13), (251, 256, 0), (257, 256, 0), (64, 64, 13), (62, 64, 0), (31, 32, 0)],
+)
+def test_a_batch_short_of_few_requests_counts(runs: int, wanted: int, counted: int) -> None:
+    # Of sixteen steps at a tier those count that have three like them before.
+    rows = [Row(i, True, runs, 1, 1000 * i, 5.0, run_batch_size=runs) for i in range(1, 17)]
+    (cell,) = cell_times(rows, wanted, (1,))
+    assert (cell.steps, cell.median_ms) == (
+        (counted, 5.0) if counted else (0, pytest.approx(math.nan, nan_ok=True))
+    )
 
 
 def test_a_tail_waits_for_whole_lines(tmp_path: Path) -> None:
