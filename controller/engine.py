@@ -321,7 +321,8 @@ class Engine:
             return self.refreshed()
 
     def refreshed(self) -> pb.EngineState:
-        """The engine's state, after a new decision was asked for."""
+        """The engine's state after a command, for which a new decision was asked."""
+        self.guard.commanded()
         if self.session is not None:
             self.session.refresh()
         return self.state()

@@ -155,6 +155,10 @@ class Guard:
         """Another policy gets its chance; what was lost stays lost."""
         self._output_rate.begin_anew()
 
+    def commanded(self) -> None:
+        """Mode, policy or canary were set by command: the switch that comes of it is not the policy's own."""
+        self._switching.restart()
+
     def canary_began(self) -> None:
         """A candidate gets its chance."""
         self._candidates_rate.begin_anew()

@@ -46,6 +46,6 @@ class Switching:
             self._tier = num_steps
 
     def restart(self) -> None:
-        """Steps count from the start again."""
+        """Steps count from the start again, and the next decision is no switch."""
         self._at.clear()
         self._tier = -1

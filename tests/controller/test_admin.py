@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from specgov.controller.guard.config import GuardConfig
 from specgov.controller.watch import MAX_WAITING_SUMMARIES, Watcher, Watchers
 from specgov.proto.v1 import specgov_pb2 as pb
 
@@ -102,6 +103,49 @@ def test_set_mode_sends_a_decision(start: Make, make_report: Make) -> None:
     _set_mode(sidecar, pb.MODE_ACTIVE)
     decision = stream.decision()
     assert (decision.decision_id, decision.reason) == (3, pb.REASON_POLICY)  # none was sent while it was off
+
+
+RULE, ID = "threshold:3:5", "engine-1"
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        ("SetMode", pb.SetModeRequest(engine_id=ID, mode=pb.MODE_ACTIVE)),
+        ("SetPolicy", pb.SetPolicyRequest(engine_id=ID, policy=RULE)),
+        ("RollBackPolicy", pb.RollBackPolicyRequest(engine_id=ID)),
+        ("RollBackPolicy", pb.RollBackPolicyRequest()),
+        ("SetCanary", pb.SetCanaryRequest(engine_id=ID, policy=RULE, share=0.5)),
+        ("SetCanary", pb.SetCanaryRequest(engine_id=ID)),
+    ],
+    ids=("mode", "policy", "rollback", "rollback of all", "canary", "no canary"),
+)
+def test_a_switch_by_command_is_no_thrashing(
+    start: Make, make_report: Make, method: str, wanted: Any
+) -> None:
+    """The rule has had the only switch that the guard allows; what comes of a command is sent.
+
+    Each command comes at the step of the decision before it.
+    """
+    guard = GuardConfig(most_switches=1, switch_window_steps=1000, allowance_tokens=1e9)
+    sidecar = start(policy=RULE, guard=guard)
+    stream = sidecar.stream()
+    sidecar.admin.SetPolicy(pb.SetPolicyRequest(engine_id=ID, policy=RULE), timeout=60)
+    stream.decision()
+    seen = []
+    for step_id, batch_size in enumerate((2, 4, 2), start=1):
+        report = make_report(step_id, batch_size=batch_size, accepted_drafts=bytes(batch_size))
+        report.ClearField("slots_u16le")
+        report.ClearField("slot_generations_u8")
+        report.sum_seq_len_tokens = 400
+        stream.send(report)
+        decision = stream.decision()
+        seen.append((decision.num_steps, decision.guard_cause))
+    no, thrashing = pb.GUARD_CAUSE_UNSPECIFIED, pb.GUARD_CAUSE_THRASHING
+    assert seen == [(5, no), (0, no), (0, thrashing)]
+    getattr(sidecar.admin, method)(wanted, timeout=60)
+    decision = stream.decision()
+    assert (decision.num_steps, decision.guard_cause) == (5, no)
 
 
 @pytest.mark.parametrize("mode", [pb.MODE_UNSPECIFIED, 77])
