@@ -83,10 +83,14 @@ class Board:
 
     __slots__ = ("_memory", "decisions", "packets", "stats")
 
-    def __init__(self, file: int) -> None:
-        """View the board in ``file``, a descriptor of ``new_board_file``; it may be closed afterwards."""
-        # Populated: a page's first use would hold up the engine's thread for some microseconds.
-        self._memory = mmap.mmap(file, _BOARD_BYTES, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    def __init__(self, file: int, *, populate: bool = False) -> None:
+        """View the board in ``file``, a descriptor of ``new_board_file``; it may be closed afterwards.
+
+        ``populate`` takes its memory at once, which lasts some milliseconds: for the relay to do, so that no
+        step of the engine's has to.
+        """
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+        self._memory = mmap.mmap(file, _BOARD_BYTES, flags)
         self.decisions = Area(self._memory, 0)
         self.stats = Area(self._memory, _AREA_BYTES)
         self.packets = Ring(self._memory, 2 * _AREA_BYTES)

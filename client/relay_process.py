@@ -147,7 +147,7 @@ def main() -> None:
         connection = socket.socket(fileno=os.dup(arguments.socket_fd))
         os.close(arguments.socket_fd)
         connection.setblocking(False)
-        Relay(arguments, connection, Board(arguments.board_fd)).run()
+        Relay(arguments, connection, Board(arguments.board_fd, populate=True)).run()
     except (ClientError, OSError, ValueError, TypeError, IndexError) as error:
         logging.error("ends: %s: %s", type(error).__name__, error)
         code = 1
