@@ -1,4 +1,4 @@
-"""What every test rests on: interrupts that arrive, and certificates of the tests' own."""
+"""What every test rests on: interrupts that arrive, no deadlines, and certificates of the tests' own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 
 # Where the tests run as a shell's background job they, and what they start, would ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:
+    pass  # SGLang's environment, whose tests read this file too
+else:  # 200 ms for an example would be a duration that a test asserts
+    settings.register_profile(
+        "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("patient")
 
 
 @dataclass(frozen=True)
