@@ -122,7 +122,10 @@ def _print(facts: dict[str, Any]) -> None:
         ("played", f"{facts['simulated_s']:.1f} simulated seconds, {facts['steps']} steps"),
         ("output rate", f"{facts['output_tokens_per_s']:.0f} tokens/s"),
         ("num_steps", f"{shares}; {facts['switches']} switches"),
-        ("by its own rule", f"{facts['steps_by_own_rule']} steps, for want of a decision"),
+        (
+            "by its own rule",
+            f"{facts['steps_by_own_rule']} steps (no fresh decision, or one in mode shadow)",
+        ),
         ("round trip", round_trip_text(facts["round_trip_ms_p50"], facts["round_trip_ms_p99"])),
         ("stream", f"{facts['reports_dropped']} reports dropped, {facts['reconnects']} reconnects"),
     ]

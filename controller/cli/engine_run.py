@@ -24,7 +24,8 @@ CONNECT_S = 5.0
 class EngineRun:
     """A run so far: one entry a step, ``end_s`` in simulated seconds.
 
-    ``own_rule_steps`` counts the steps that followed the engine's own rule for want of a decision.
+    ``own_rule_steps`` counts the steps that followed the engine's own rule: no decision was fresh, or it
+    was one in mode shadow.
     """
 
     end_s: list[float] = field(default_factory=list)

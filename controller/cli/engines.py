@@ -20,6 +20,8 @@ ALL = "all"
 SHOWN_DECISIONS = 10
 """How many of the last decisions are printed; --json holds all that the sidecar sends."""
 
+IN_SHADOW = " (in shadow nothing runs them: what the policy tries teaches it nothing, so it tries again)"
+
 
 def list_engines(*, target: remote.Target = None, json: bool = False) -> None:
     """List the engines that the sidecar knows.
@@ -205,7 +207,11 @@ def _print_engine(answer: specgov_pb2.GetEngineResponse) -> None:
             "reports",
             f"{engine.reports}, rejected {engine.reports_rejected}, dropped {engine.reports_dropped}",
         ),
-        ("decisions", f"{engine.decisions}, tier switches {engine.tier_switches}"),
+        (
+            "decisions",
+            f"{engine.decisions}, tier switches {engine.tier_switches}"
+            + (IN_SHADOW if engine.mode == specgov_pb2.MODE_SHADOW else ""),
+        ),
     ]
     if engine.policy_failure:
         facts.append(("policy failed", engine.policy_failure))

@@ -198,9 +198,21 @@ def test_engines_show(run, serve) -> None:
     failure = "ArithmeticError: of the rule"
     for said in ("e1 (emulated)", "lambda", "0.25", "1..31", "tier switches 2", failure):
         assert said in ran.out
+    assert "in shadow" not in ran.out
     assert json.loads(run("engines", "show", "e1", "--json", "--target", target).out)["estimates"] == {
         "lambda": 0.25
     }
+
+
+def test_engines_show_says_that_nothing_runs_what_is_decided_in_shadow(run, serve) -> None:
+    class Shadow(Sidecar):
+        def GetEngine(self, request, context):  # noqa: N802
+            answer = super().GetEngine(request, context)
+            answer.engine.mode = pb.MODE_SHADOW
+            return answer
+
+    ran = run("engines", "show", "e1", "--target", serve(Shadow()))
+    assert "tier switches 2 (in shadow nothing runs them: " in ran.out
 
 
 def test_engines_mode_and_policy(run, serve) -> None:
