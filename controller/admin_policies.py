@@ -142,10 +142,15 @@ class PolicyAdmin:
             self._abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         response = pb.UseBundleResponse()
         for engine in engines:
+            before = engine.policy_text
             try:
                 response.engines.append(engine.try_policy(text))
             except (PolicyError, RejectedMessage) as error:
                 response.problems.append(f"{engine.info.engine_id}: {error}")
+                continue
+            get_logger().info(
+                "policy set, on trial", engine_id=engine.info.engine_id, policy=text, policy_before=before
+            )
         return response
 
     def _engine(self, engine_id: str, context: grpc.ServicerContext) -> Engine:

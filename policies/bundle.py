@@ -174,8 +174,9 @@ def _read(folder: Path) -> Bundle:
 
 
 def _document(path: Path) -> dict[str, Any]:
+    data = _bytes(path, LARGEST_CARD_BYTES)
     try:
-        document = json.loads(_bytes(path, LARGEST_CARD_BYTES), parse_constant=_refuse_constant)
+        document = json.loads(data, parse_constant=_refuse_constant)
     except ValueError as error:
         raise BundleError(f"{path}: not JSON: {error}; export the bundle again") from error
     if not isinstance(document, dict):

@@ -10,7 +10,7 @@ def policy_facts(engine: specgov_pb2.EngineState) -> list[tuple[str, object]]:
     facts: list[tuple[str, object]] = []
     if engine.policy_text not in ("", engine.policy):
         facts.append(("  as given", engine.policy_text))
-    if engine.restored_reports:
+    if engine.restored_reports and not engine.previous_policy_text:  # else it was replaced since
         facts.append(("  restored", f"with what {engine.restored_reports} reports had taught it"))
     if engine.trial_steps_left:
         facts.append(("  on trial", f"for {engine.trial_steps_left} more steps"))

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from specgov.controller.cli.policy_facts import canary_line
+from specgov.controller.cli.policy_facts import canary_line, policy_facts
 from specgov.controller.config import ServeConfig
 from specgov.controller.server import Sidecar
 from specgov.policies.bundle import load_bundle, save_bundle
@@ -155,3 +155,11 @@ def test_a_canarys_line() -> None:
         "ppo in 10 % of blocks of 64 steps: +1.23 % output rate (95 % interval -0.40 to +2.87 %), "
         "30 blocks against 270"
     )
+
+
+def test_what_was_restored_is_said_of_the_policy_that_it_was_restored_to() -> None:
+    restored = ("  restored", "with what 5 reports had taught it")
+    engine = pb.EngineState(policy="greedy", policy_text="greedy", restored_reports=5)
+    assert policy_facts(engine) == [restored]
+    engine.previous_policy_text = "greedy"
+    assert restored not in policy_facts(engine)

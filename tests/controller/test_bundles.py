@@ -381,7 +381,10 @@ def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     return raised.value.code(), raised.value.details()
 
 
-def test_operators_list_use_and_roll_back(start: Make, tmp_path: Path) -> None:
+def test_operators_list_use_and_roll_back(
+    start: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     store = tmp_path / "store"
     push(write_bundle(tmp_path / "a", 3), store)
     push(write_bundle(tmp_path / "a", 5), store)
@@ -393,6 +396,11 @@ def test_operators_list_use_and_roll_back(start: Make, tmp_path: Path) -> None:
     assert stream.decision().num_steps == 5  # at once
     used = running.admin.UseBundle(pb.UseBundleRequest(name="mine", version=1), timeout=60)
     assert [e.policy_text for e in used.engines] == ["ppo:mine@1"] * 2
+    assert (
+        "'policy': 'ppo:mine@1', 'policy_before': 'ppo:mine@2', 'event': 'policy set, on trial'"
+        in caplog.text
+    )
+    assert caplog.text.count("policy set, on trial") == 3
     listed = running.admin.ListBundles(pb.ListBundlesRequest(), timeout=60)
     assert listed.folder == str(store)
     assert [(b.name, b.version, list(b.engine_ids), b.problem) for b in listed.bundles] == [
