@@ -12,7 +12,7 @@ import struct
 import zlib
 from typing import final
 
-from specgov.client.ring import RING_BYTES, Ring
+from specgov.client.ring import RING_BYTES, Ring, put_number
 
 PLACE_BYTES = 128 * 1024
 """Room for a packet; gRPC takes no decision from a sidecar that would need more."""
@@ -54,7 +54,7 @@ class Area:
             raise ValueError(f"a packet of {len(packet)} bytes is too long")
         self._memory[body : body + len(packet)] = packet
         _HEAD.pack_into(self._memory, place, number, len(packet), zlib.crc32(packet, number & _UINT32))
-        _NUMBER.pack_into(self._memory, self._start, number)
+        put_number(self._memory, self._start, _NUMBER.pack(number))
         self._number = number
 
     def news(self) -> bytes | None:

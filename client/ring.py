@@ -18,10 +18,19 @@ RING_BYTES = mmap.PAGESIZE + ROOM_BYTES
 
 _PLACE = struct.Struct("=Q")
 _TIME = struct.Struct("=d")
+_NUMBER_BYTES = 8
 _READER = struct.Struct("=Qd")  # how far it has taken, and until when it looks by itself
 _READER_AT = 128  # the writer's place, at the start, is in another cache line
 _HEAD = struct.Struct("=II")  # bytes, check sum
 _UINT32 = 2**32 - 1
+
+
+def put_number(memory: mmap.mmap, at: int, packed: bytes) -> None:
+    """Store a number of 8 bytes, at a multiple of 8, so that the other process sees it before or after.
+
+    ``Struct.pack_into`` would fill the place with zeros first, and a process that is killed leave them there.
+    """
+    memory[at : at + _NUMBER_BYTES] = packed
 
 
 @final
@@ -53,7 +62,7 @@ class Ring:
                 return False
         self._put(written, _HEAD.pack(len(packet), zlib.crc32(packet, written & _UINT32)) + packet)
         self._before_newest, self._written = written, written + size
-        _PLACE.pack_into(self._memory, self._start, self._written)
+        put_number(self._memory, self._start, _PLACE.pack(self._written))
         return True
 
     def must_be_woken(self, now_s: float) -> bool:
@@ -76,12 +85,12 @@ class Ring:
         if zlib.crc32(packet, self._taken & _UINT32) != check_sum:
             return None
         self._taken += _HEAD.size + size
-        _PLACE.pack_into(self._memory, self._start + _READER_AT, self._taken)
+        put_number(self._memory, self._start + _READER_AT, _PLACE.pack(self._taken))
         return packet
 
     def promise(self, until_s: float) -> None:
         """As the reader, tell the writer that it will look again without being woken, last at ``until_s``."""
-        _TIME.pack_into(self._memory, self._start + _READER_AT + _PLACE.size, until_s)
+        put_number(self._memory, self._start + _READER_AT + _PLACE.size, _TIME.pack(until_s))
 
     def left(self) -> list[bytes]:
         """As the writer, when the reader is gone: take what that has not."""
