@@ -139,8 +139,10 @@ def main() -> None:
         os.nice(NICE)
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    # What this process writes goes to the engine's log: of others' lines the errors alone.
     logging.basicConfig(level=logging.ERROR, format="specgov relay: %(message)s")
-    code = 0
+    logging.getLogger("specgov.client").setLevel(logging.WARNING)
+    code = 1
     try:
         arguments = packets.arguments_from_json(sys.argv[1])
         # The engine's number may be above those that select takes; a copy has the lowest that is free.
@@ -148,10 +150,13 @@ def main() -> None:
         os.close(arguments.socket_fd)
         connection.setblocking(False)
         Relay(arguments, connection, Board(arguments.board_fd, populate=True)).run()
+        code = 0
     except (ClientError, OSError, ValueError, TypeError, IndexError) as error:
         logging.error("ends: %s: %s", type(error).__name__, error)
-        code = 1
-    os._exit(code)  # gRPC's threads may hang an interpreter that ends in the usual way
+    except Exception:
+        logging.exception("ends by a fault of its own")
+    finally:
+        os._exit(code)  # gRPC's threads may hang an interpreter that ends in the usual way
 
 
 if __name__ == "__main__":

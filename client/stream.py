@@ -89,6 +89,7 @@ class Stream:
         self._sender: Sender | None = None
         self._thread = threading.Thread(target=self._run, name="specgov-client", daemon=True)
         self._connections_at_warning = -1  # so that a sidecar that stays away is told of once
+        self._warned_of = ""  # and one that refuses the engine, for the same reason each time, too
         self.counters = Counters()
 
     def start(self) -> None:
@@ -120,32 +121,35 @@ class Stream:
     def _run(self) -> None:
         attempt = 0
         while not self._ending.is_set():
-            started_s = self._clock()
-            self._connect_once()
+            started_s, connections = self._clock(), self.counters.connections
+            end = self._connect_once()
             if self._clock() - started_s >= self._limits.backoff_max_s:
                 attempt = 0
+                if self.counters.connections > connections:  # it was no attempt that took long to fail
+                    self._warned_of = ""
+            self._note_end(end)
             ceiling_s = min(self._limits.backoff_max_s, self._limits.backoff_base_s * 2.0 ** min(attempt, 30))
             attempt += 1
             self._ending.wait(self._rng.uniform(0.0, ceiling_s))
 
-    def _connect_once(self) -> None:
-        """One stream from first message to last; returns when it has ended, whatever the cause."""
+    def _connect_once(self) -> str:
+        """One stream from first message to last; returns when it has ended, and why."""
         try:
             with open_channel(self._target, self._tls, _CHANNEL_OPTIONS) as channel:
                 self._exchange(pb_grpc.SpeculationControllerStub(channel))
-            self._note_end("the sidecar ended the stream")
         except _StreamEndError as error:
-            self._note_end(str(error))
+            return str(error)
         except Exception as error:  # noqa: BLE001 - whatever gRPC raises, the engine goes on and we try again
-            self._note_end(f"{type(error).__name__}: {error}")
+            return f"{type(error).__name__}: {error}"
+        return "the sidecar ended the stream"
 
     def _note_end(self, error: str) -> None:
         if self._ending.is_set():
             return
         error = _one_line(error)
         self.counters.last_error = error
-        if self.counters.connections != self._connections_at_warning:
-            self._connections_at_warning = self.counters.connections
+        if self.counters.connections != self._connections_at_warning and error != self._warned_of:
+            self._connections_at_warning, self._warned_of = self.counters.connections, error
             log.warning("no stream to the sidecar at %s (%s); trying again", self._target, error)
 
     def _exchange(self, stub: pb_grpc.SpeculationControllerStub) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +64,30 @@ files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1500)]
     result = run_engine(sidecar.target, "e", "client.close()", first)
     assert result.returncode == 0, result.stderr
     assert sidecar.next_report_of_any().step_id == 1
+
+
+def test_why_there_is_no_stream_stands_in_the_engines_log_once(tmp_path: Path) -> None:
+    """What the relay writes is its engine's; a sidecar that stays away is told of once."""
+    script = f"""
+import time
+from specgov.client import RelayClient, StreamLimits
+from specgov.proto.v1 import specgov_pb2 as pb
+
+info = pb.EngineInfo(engine_id="e", boot_id="b", tiers=[0, 3])
+client = RelayClient("unix://{tmp_path}/nobody", info, limits=StreamLimits(backoff_max_s=0.05))
+client.start()
+while not client.stats().last_error:
+    time.sleep(0.01)
+client.close()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    lines = [line for line in result.stderr.splitlines() if line.startswith("specgov relay: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        f"specgov relay: no stream to the sidecar at unix://{tmp_path}/nobody (UNAVAILABLE"
+    )
 
 
 @pytest.mark.parametrize(

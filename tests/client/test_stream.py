@@ -218,6 +218,28 @@ def test_waits_between_attempts_grow_and_have_full_jitter(
     assert [record.name for record in caplog.records] == ["specgov.client"]
 
 
+def test_a_sidecar_that_refuses_the_engine_each_time_is_told_of_once_for_each_reason(
+    sidecar: Any, make_client: MakeClient, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of these streams is a connection that the sidecar ends."""
+    reason = "unknown profile"
+
+    def refuse(messages: Any, context: Any) -> Iterator[pb.Decision]:
+        next(messages)
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        yield from ()
+
+    sidecar.behaviour = refuse
+    make_client(limits=StreamLimits(backoff_max_s=1e6, backoff_base_s=1e-6))
+    eventually(lambda: sidecar.streams >= 5)
+    reason = "bad tiers"
+    streams = sidecar.streams
+    eventually(lambda: sidecar.streams >= streams + 5)
+    told = [record.getMessage() for record in caplog.records if record.name == "specgov.client"]
+    assert ["unknown profile" in text for text in told] == [True, False]
+    assert "bad tiers" in told[1]
+
+
 def test_a_stream_that_lived_long_starts_the_waits_again(
     sidecar: Any, make_client: MakeClient, eventually: Eventually, clock: Any
 ) -> None:
