@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 MAX_MESSAGES_PER_S = 5_000
 """Unless told otherwise. The fastest engines make a thousand steps a second."""
 BURST_S = 2.0
@@ -9,6 +11,9 @@ BURST_S = 2.0
 finds in the connection's buffers what was reported meanwhile."""
 ENDURED_S = 10.0
 """How far a stream may be beyond its limit before it is ended, in seconds of the limit."""
+
+MAX_REFUSED = 256
+"""Engines and causes of which refusals are counted; the one counted first gives way to another."""
 
 
 class MessagePace:
@@ -67,3 +72,20 @@ class LinePace:
         self._room -= 1.0
         suppressed, self._suppressed = self._suppressed, 0
         return suppressed
+
+
+class Refusals:
+    """How often engines were refused, by id and cause; ids come from outside, so only so many are kept."""
+
+    def __init__(self, most: int = MAX_REFUSED) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._times: dict[tuple[str, str], int] = {}
+
+    def count(self, engine_id: str, cause: str) -> int:
+        """Count one more; how many there were."""
+        with self._lock:
+            times = self._times[engine_id, cause] = self._times.get((engine_id, cause), 0) + 1
+            if len(self._times) > self._most:
+                del self._times[next(iter(self._times))]
+            return times

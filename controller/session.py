@@ -97,6 +97,7 @@ class Session:
         self._over = threading.Event()
         self._engine: Engine | None = None
         self._input_ended = False
+        self._end: SessionEnded | None = None
         self._rejections: Counter[Cause] = Counter()
 
     # Called from other threads.
@@ -162,6 +163,8 @@ class Session:
                         self.moves += 1
                 finally:
                     self._telemetry.sent(engine, records)
+                if self._end is not None:
+                    raise self._end
                 if self._input_ended:
                     return
                 mail = self._take()
@@ -185,6 +188,7 @@ class Session:
         if isinstance(first, SessionEnded):
             raise first
         if isinstance(first, RejectedMessage):
+            self._telemetry.refused("", first.cause.value, str(first))
             self._telemetry.rejected(first.cause)
             raise SessionEnded(grpc.StatusCode.INVALID_ARGUMENT, str(first))
         if not isinstance(first, pb.EngineMessage) or first.WhichOneof("message") != "info":
@@ -200,11 +204,14 @@ class Session:
         try:
             engine, older = self._engines.connect(self, info, check_info(info))
         except RejectedMessage as error:
+            self._telemetry.refused(info.engine_id, error.cause.value, str(error))
             self._telemetry.rejected(error.cause)
             raise SessionEnded(grpc.StatusCode.INVALID_ARGUMENT, f"EngineInfo: {error}") from error
         except PolicyError as error:
+            self._telemetry.refused(info.engine_id, "policy", str(error))
             raise SessionEnded(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         except TooManyStreams as error:
+            self._telemetry.refused(info.engine_id, "too_many_engines", str(error))
             raise SessionEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
         if older is not None:
             older.end(grpc.StatusCode.ABORTED, _SUPERSEDED)
@@ -228,7 +235,7 @@ class Session:
     def _handle(self, engine: Engine, mail: Sequence[_Mail], records: list[StepRecord]) -> pb.Decision | None:
         """Take in all of ``mail`` in order, then decide once if anything in it calls for a decision.
 
-        ``records`` gets the steps that were reported.
+        ``records`` gets the steps that were reported: also those before the stream's end are told of.
         """
         started_s = self._telemetry.timer()
         with engine.lock:
@@ -242,7 +249,9 @@ class Session:
             wanted = False
             for piece in mail:
                 wanted |= self._take_in(engine, piece, records)
-            decision = engine.decide() if wanted and not self._input_ended else None
+                if self._end is not None:
+                    break
+            decision = engine.decide() if wanted and not self._is_ending else None
             self._telemetry.log(engine, records, decision)
             switched, outlook = engine.tier_switches > switches, engine.outlook
         seconds = self._telemetry.timer() - started_s
@@ -275,13 +284,20 @@ class Session:
                     records.append(engine.observe(mail.report))
                     return True
                 return _take_in_other(engine, mail)
-            if isinstance(mail, RejectedMessage | SessionEnded):
+            if isinstance(mail, RejectedMessage):
                 raise mail
         except RejectedMessage as error:
             self._reject(engine, error)
             return False
+        if isinstance(mail, SessionEnded):
+            self._end = mail
         self._input_ended |= isinstance(mail, _InputEnded)
         return isinstance(mail, _Refresh)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether nobody waits for a decision any more."""
+        return self._input_ended or self._end is not None
 
     def _reject(self, engine: Engine, error: RejectedMessage) -> None:
         """Count a bad message; log the first of its cause, the second, the fourth and so on."""

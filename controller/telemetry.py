@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from specgov.controller.decision_log import DecisionLog
 from specgov.controller.engine_metrics import Handled
+from specgov.controller.limits import Refusals
 from specgov.controller.logs import get_logger
 from specgov.controller.metrics import Metrics
 from specgov.controller.validation import Cause
@@ -34,6 +35,7 @@ class Telemetry:
         self.watchers = Watchers()
         self.timer = timer
         self.tracing = tracing
+        self._refusals = Refusals()
 
     def connected(self, engine: Engine, *, superseded: bool) -> None:
         """A stream was accepted."""
@@ -56,6 +58,14 @@ class Telemetry:
     def disconnected(self, engine: Engine) -> None:
         """A stream ended and no other has the engine."""
         get_logger().info("engine disconnected", engine_id=engine.info.engine_id, reports=engine.reports)
+
+    def refused(self, engine_id: str, cause: str, problem: str) -> None:
+        """A stream was refused at its first message; an engine tries again and again, so not each is told."""
+        times = self._refusals.count(engine_id, cause)
+        if times & (times - 1) == 0:
+            get_logger().warning(
+                "engine refused", engine_id=engine_id, cause=cause, problem=problem, times=times
+            )
 
     def rejected(self, cause: Cause) -> None:
         """A message was rejected."""

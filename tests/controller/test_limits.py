@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specgov.controller.limits import LinePace, MessagePace
+from specgov.controller.limits import LinePace, MessagePace, Refusals
 
 
 def test_a_stream_may_send_its_rate_and_two_seconds_of_it_at_once() -> None:
@@ -63,3 +63,12 @@ def test_lines_that_were_left_out_are_told_of() -> None:
 def test_limits_at_their_bounds(per_s: int) -> None:
     pace = MessagePace(per_s, now_s=0.0)
     assert pace.surplus(3 * per_s, 0.0) == per_s
+
+
+def test_refusals_are_counted_by_engine_and_cause_and_only_so_many_are_kept() -> None:
+    refusals = Refusals(most=2)
+    assert [refusals.count("a", "bad_tiers") for _ in range(3)] == [1, 2, 3]
+    assert refusals.count("a", "policy") == 1
+    assert refusals.count("b", "policy") == 1  # and the first makes room
+    assert refusals.count("a", "policy") == 2
+    assert refusals.count("a", "bad_tiers") == 1

@@ -281,6 +281,31 @@ def test_engine_that_serves_something_else_gets_a_fresh_rule(bench: Bench, other
     assert bench.rule.observed == []
 
 
+def test_steps_before_the_sidecar_ends_the_stream_are_told_of(bench: Bench) -> None:
+    """They were learnt from, so decision log and metrics have them; what comes after is not read."""
+    logged: list[tuple[list[int], Any]] = []
+
+    class Log:
+        def steps(self, engine_id: str, records: Any, decision: Any, mode: Any) -> None:
+            logged.append(([record.step.step_id for record in records], decision))
+
+        def decided(self, *_: Any) -> None: ...
+
+    session, decisions = bench.connect()
+    bench.telemetry.metrics.engines.connected(bench.engine)
+    bench.telemetry.decision_log = Log()
+    bench.report(session, 1, 2)
+    session.end(grpc.StatusCode.UNAVAILABLE, "draining")
+    bench.report(session, 3)
+    with pytest.raises(SessionEnded, match="draining"):
+        next(decisions)
+    assert bench.rule.observed == [1, 2]
+    assert logged == [([1, 2], None)]
+    counted = bench.telemetry.metrics.registry.get_sample_value
+    assert counted("specgov_steps_total", {"engine": "engine-1", "tier": "3"}) == 2
+    assert bench.engine.session is None
+
+
 def test_superseded_session_observes_nothing_more(bench: Bench) -> None:
     older, decisions = bench.connect()
     newer, _newer_decisions = bench.connect()

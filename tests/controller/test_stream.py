@@ -97,6 +97,36 @@ def test_bad_info_ends_the_stream(start: Make, make_info: Make, changes: dict[st
     assert says in details
 
 
+@pytest.mark.parametrize(
+    ("settings", "changes", "cause"),
+    [
+        ({}, {"profile": "nobody's"}, "unknown_profile"),
+        ({}, {"tiers": [3, 1]}, "bad_tiers"),
+        ({"policy": "static:7"}, {}, "policy"),
+        ({"max_streams": 1}, {}, "too_many_engines"),
+    ],
+)
+def test_a_refused_engine_is_told_of_and_not_at_each_attempt(
+    start: Make,
+    make_info: Make,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    changes: dict[str, Any],
+    cause: str,
+) -> None:
+    """An engine tries again every few seconds for as long as nobody sees to it: at the 1st, 2nd, 4th, ..."""
+    sidecar = start(**settings)
+    if cause == "too_many_engines":
+        sidecar.stream()
+    for engine_id, attempts in (("engine-8", 5), ("engine-9", 1)):
+        for _ in range(attempts):
+            stream = sidecar.silent_stream()
+            stream.send(make_info(engine_id=engine_id, **changes))
+            stream.end()
+    told = [text for record in caplog.records if "engine refused" in (text := record.getMessage())]
+    assert [(cause in text, "engine-8" in text) for text in told] == [(True, True)] * 3 + [(True, False)]
+
+
 def test_policy_that_the_engine_cannot_use(start: Make, make_info: Make) -> None:
     sidecar = start(policy="static:5")
     stream = sidecar.silent_stream()
