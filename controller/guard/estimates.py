@@ -207,7 +207,8 @@ class _TakenIn:
 
 def _checked(batch_size: int, tokens: Floats, ms: Floats, rates: Rates | None) -> Estimates:
     estimates = Estimates(batch_size, tokens.tolist(), ms.tolist(), rates)
-    if not (math.isfinite(sum(estimates.tokens) + sum(estimates.ms)) and min(estimates.ms) > 0):
+    least = min(*estimates.tokens, *estimates.ms)
+    if not (math.isfinite(sum(estimates.tokens) + sum(estimates.ms)) and least > 0):
         raise PolicyError(
             f"the policy expects {estimates.tokens} tokens in {estimates.ms} ms by tier, which cannot be"
         )

@@ -85,6 +85,21 @@ def test_a_target_binds_the_baselines_own_tier_too() -> None:
     assert books.estimates is not None
 
 
+def test_what_a_target_leaves_of_a_tier_follows_the_measured_times() -> None:
+    """Also where the policy's estimates stay: 16 ms are within 20 ms until steps take 1.5 times that.
+
+    Then tier 1, the baseline's own, stands in for tier 3, and nothing is lost.
+    """
+    books = accounts(tpot_p99_ms=20.0)
+    policys = tier(3, np.array(TOKENS), np.array(MS))
+    for step_id in range(1, 100):
+        books.open(policys, 3, BatchView(4))
+        assert step_id > 1 or books.outlook(3, 4).tokens == 8.0
+        books.made(made(3, step_id, step_ms=24.0), None)
+    books.open(policys, 3, BatchView(4))
+    assert books.outlook(3, 4).tokens == books.outlook(3, 4).baseline_tokens
+
+
 def test_what_is_not_known_of_the_baseline_is_charged_beside_the_loss() -> None:
     """The first step ever, at tier 0 where the baseline is tier 3, of which nothing is known yet.
 

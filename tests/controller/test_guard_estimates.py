@@ -11,7 +11,7 @@ import pytest
 from specgov.controller.guard.estimates import Estimator
 from specgov.policies.rate_model import RateModel
 from specgov.policies.tiers import tier_ranges
-from specgov.policies.types import BatchView, Choice, EngineSpec, PolicyContext, StepObservation
+from specgov.policies.types import BatchView, Choice, EngineSpec, PolicyContext, PolicyError, StepObservation
 
 ENGINE = EngineSpec(tiers=(0, 1, 3), max_running_requests=64, decision_lag_steps=1)
 
@@ -178,3 +178,15 @@ def test_doubt_falls_once_both_tiers_ran() -> None:
     for step_id in range(1, 41):
         yardstick.observe(step(step_id, num_steps=3 * (step_id % 2)), 0)
     assert yardstick.doubt(yardstick.own(BatchView(4)), 0, 2) < before / 3
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("of", ["tokens", "ms"])
+def test_expectations_that_cannot_be_are_named(of: str, bad: float) -> None:
+    """What is divided by in every account: a policy that expects it is set aside, and told why."""
+    expected = {"tokens": np.array([4.0, 6.0, 8.0]), "ms": np.array([8.0, 8.0, 10.0])}
+    expected[of][1] = bad
+    ranges = tier_ranges(ENGINE, [(1, 3)])
+    choice = Choice(ranges, expected_tokens=expected["tokens"], expected_ms=expected["ms"])
+    with pytest.raises(PolicyError, match="which cannot be"):
+        estimator().of(choice, BatchView(4))
