@@ -103,7 +103,8 @@ class Doors:
 
     def stop(self, grace_s: float) -> Callable[[], None]:
         """Begin to stop; calls have ``grace_s`` to end. What is returned waits until they have."""
-        stopped = [server.stop(grace_s) for server in self._servers]
+        with listen.spared(path for path, made in self._sockets.items() if _is_lost(path, made)):
+            stopped = [server.stop(grace_s) for server in self._servers]
 
         def wait() -> None:
             for event in stopped:
@@ -114,8 +115,9 @@ class Doors:
     def abandon(self) -> None:
         """Leave nothing behind of servers that never started: gRPC keeps their sockets' files."""
         self.stop(0.0)()
-        for path in self._sockets:
-            path.unlink(missing_ok=True)
+        for path, made in self._sockets.items():
+            if not _is_lost(path, made):
+                path.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Cut the calls whose request does not come; to be called once a second."""

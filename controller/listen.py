@@ -10,7 +10,7 @@ import os
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,6 +172,25 @@ def file_id(path: Path) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
+
+
+@contextlib.contextmanager
+def spared(paths: Iterable[Path]) -> Iterator[None]:
+    """Keep what stands at ``paths``, another sidecar's, from a gRPC server that stops.
+
+    That removes its socket by name, whosever it is by then. So a file is missing for the moment of the stop.
+    """
+    kept = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in paths}
+    for path, aside in kept.items():
+        with contextlib.suppress(OSError):  # there is none, or the folder takes no second name
+            os.link(path, aside, follow_symlinks=False)
+    try:
+        yield
+    finally:
+        for path, aside in kept.items():
+            with contextlib.suppress(OSError):
+                os.link(aside, path, follow_symlinks=False)
+            aside.unlink(missing_ok=True)
 
 
 def _make_room(path: Path) -> None:

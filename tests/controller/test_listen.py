@@ -171,6 +171,21 @@ def test_socket_goes_with_the_sidecar(start: Make, tmp_path: Path) -> None:
     start().stream()
 
 
+def test_a_sidecar_that_ends_late_leaves_a_newer_ones_socket(start: Make, tmp_path: Path) -> None:
+    """Its file was removed while it ran, and another sidecar took the place."""
+    path = tmp_path / "specgov.sock"
+    older = start()
+    path.rename(tmp_path / "moved")  # while it is there the new file cannot have its inode
+    newer = start()
+    before = path.stat().st_ino
+    older.sidecar.stop()
+    assert path.stat().st_ino == before
+    assert sorted(tmp_path.glob(".*")) == []
+    newer.stream()
+    newer.sidecar.stop()
+    assert not path.exists()
+
+
 def test_file_in_the_way_is_kept(start: Make, tmp_path: Path) -> None:
     (tmp_path / "specgov.sock").write_text("mine")
     with pytest.raises(ListenError, match="is not a socket"):
