@@ -266,6 +266,9 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "another version": with_document(lambda document: document["policy"].update(version="0")),
     "nothing learnt": with_document(lambda document: document["policy"].update(learnt=None)),
     "less learnt": with_document(lambda document: document["policy"]["learnt"].pop("model")),
+    "an older release's": with_document(
+        lambda document: document["policy"]["learnt"]["model"]["cost"].pop("_trial")
+    ),
     "odd batch": with_document(lambda document: document.update(batch={"batch_size": 1, "x": 2})),
     "odd numbers": with_document(lambda document: document.update(last_step_id="many")),
     "odd hand": with_document(lambda document: document.update(by_hand=[])),
