@@ -22,6 +22,9 @@ HEARD_STEPS = 4
 _LATE_STEPS = 16
 """For so long a hearing's steps may come in: a decision takes some steps to apply."""
 
+_MOST_ASKED = 2 * HEARD_STEPS
+"""How often a hearing asks at most: a rule that is frozen decides on and is shown no step that ends it."""
+
 
 @dataclass(slots=True)
 class Belief:
@@ -42,6 +45,7 @@ class AlarmTrial:
         tier: index of the tier that was in force at the alarm.
         before: what was believed then.
         steps: since the alarm.
+        asked: how often this hearing has asked for the tier.
         heard: steps of this hearing so far; ``for_before`` of them speak for the old belief.
 
     """
@@ -49,6 +53,7 @@ class AlarmTrial:
     tier: int
     before: Belief
     steps: int = 0
+    asked: int = 0
     heard: int = 0
     for_before: int = 0
 
@@ -56,13 +61,14 @@ class AlarmTrial:
         """Count a step, whatever it tells; False when the trial is over."""
         self.steps += 1
         if self.steps in FIRST_STEPS:
-            self.heard = self.for_before = 0
+            self.asked = self.heard = self.for_before = 0
         return self.steps < FIRST_STEPS[-1] + HEARD_STEPS + _LATE_STEPS
 
-    @property
     def asks(self) -> bool:
-        """Whether the coming decision should be for the tier."""
-        return any(first <= self.steps < first + HEARD_STEPS for first in FIRST_STEPS)
+        """Whether the decision that is being made should be for the tier."""
+        is_on = any(first <= self.steps < first + HEARD_STEPS for first in FIRST_STEPS)
+        self.asked += is_on
+        return is_on and self.asked <= _MOST_ASKED
 
     def hears(self, tier: int) -> bool:
         """Whether a step at ``tier`` is evidence."""

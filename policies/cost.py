@@ -161,10 +161,12 @@ class CostEstimator(Learnt):
         """Standard deviation of the log of single steps' times."""
         return float(np.sqrt(self._noise))
 
-    @property
     def recheck(self) -> int | None:
-        """Index of the tier that an alarm's trial wants to see in the coming step; None mostly."""
-        return self._trial.tier if self._trial is not None and self._trial.asks else None
+        """Index of the tier that an alarm's trial wants to see in the coming step; None mostly.
+
+        To be asked once a decision.
+        """
+        return self._trial.tier if self._trial is not None and self._trial.asks() else None
 
     def grid_index(self, batch_size: int) -> int:
         """Index in ``batch_sizes`` of what ``batch_size`` is padded to; the last for anything larger."""

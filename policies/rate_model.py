@@ -126,7 +126,7 @@ class RateModel(Learnt):
 
     def recheck(self) -> int | None:
         """Index of a tier that an alarm's trial wants to see in the coming step; None mostly."""
-        tier = self.cost.recheck
+        tier = self.cost.recheck()
         return tier if tier is not None and self.is_probed[tier] else None
 
     def ranges(self, choices: NDArray[np.intp]) -> tuple[TierRange, ...]:

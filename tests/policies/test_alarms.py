@@ -196,11 +196,11 @@ def test_what_is_believed_is_restored_where_there_was_no_change() -> None:
     # Another tier is in force; what it takes says nothing of tier 3. From 24 steps after the alarm, of which
     # three are passed, tier 3 is wanted for four steps; the third of them ends the trial.
     for number in range(FIRST_STEPS[0] - 3):
-        assert estimator.recheck is None
+        assert estimator.recheck() is None
         estimator.observe(step(200 + number, 1, 2 * MS[1]))
-    assert estimator.recheck == 2
+    assert estimator.recheck() == 2
     assert [estimator.observe(step(300 + number, 3, MS[3])) for number in range(3)] == [False, False, True]
-    assert estimator.recheck is None
+    assert estimator.recheck() is None
     learnt = estimator.predict(CONTEXT)[estimator.grid_index(BATCH)]
     assert learnt == pytest.approx(list(MS.values()), rel=0.03)
     assert estimator.noise_sd < 0.05
@@ -210,7 +210,7 @@ def test_a_hearing_is_asked_for_twice_and_for_four_steps_each() -> None:
     belief = Belief(np.zeros(1), np.zeros((1, 1)), 0.0, 1.0, 1.0)
     trial, asked = AlarmTrial(1, belief), []
     while trial.pass_step():
-        if trial.asks:
+        if trial.asks():
             asked.append(trial.steps)
     assert asked == [24, 25, 26, 27, 96, 97, 98, 99]
     assert trial.steps == 96 + 4 + 16
@@ -240,9 +240,21 @@ def test_hearings_end_where_no_step_has_a_time() -> None:
     asked = 0
     for number in range(200):
         estimator.observe(step(CALM_STEPS + number, 1, None))
-        asked += estimator.recheck is not None
+        asked += estimator.recheck() is not None
     assert estimator.changes == 1
     assert asked == 8
+
+
+@pytest.mark.parametrize("rule", ["greedy", "thompson"])
+def test_a_frozen_rule_is_not_held_at_a_tier_by_a_hearing(rule: str) -> None:
+    """Frozen in the midst of one: it decides on, and no step is shown to it that could end the hearing."""
+    policy = make(rule, 0)
+    policy.model.cost._trial = AlarmTrial(0, policy.model.cost._belief(), steps=FIRST_STEPS[0])
+    batch = BatchView(BATCH, BATCH * 100, 100)
+    usual = [policy.choose(batch).num_steps_for(BATCH) for _ in range(100)]
+    assert usual[:4] == [TIERS[0]] * 4
+    assert usual.count(TIERS[0]) <= 8
+    assert len(set(usual[8:])) == 1
 
 
 def test_a_trial_is_taken_out_and_put_back() -> None:
