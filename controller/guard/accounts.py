@@ -50,6 +50,15 @@ class Accounts:
         """The newest decision is the baseline itself, or of nobody whose losses count."""
         self.estimates, self._counts = None, False
 
+    def stand_in(self, batch: BatchView) -> None:
+        """The guard decides in a policy's place: for the latency targets, by estimates that fit the batch."""
+        if (
+            self._latency.has_target
+            and self.estimates is not None
+            and not self.estimates.fit(batch.batch_size)
+        ):
+            self.estimates = self._estimator.own(batch)
+
     def open(self, choice: Choice, num_steps: int, batch: BatchView) -> None:
         """A policy chose ``num_steps`` for the batch, and its losses count."""
         self._counts = True

@@ -254,12 +254,13 @@ class Guard:
     def _choose(self, policy: Policy, batch: BatchView) -> Verdict:
         standing = self.standing
         if standing is not _NONE:
+            self._accounts.stand_in(batch)
             return Verdict(self._in_place_of_policy(standing), standing)
         choice = self._checked(policy, policy.choose(batch))
         if choice.reason is _FALLBACK:
             self._accounts.close()
             return Verdict(choice, GuardCause.POLICY_FAILED)
-        if self._is_baseline(choice):
+        if self._is_baseline(choice) and not self._latency.has_target:
             self._accounts.close()  # nothing to lose, and no model needed
             return Verdict(choice, _NONE)
         num_steps, cause = choice.num_steps_for(batch.batch_size), _NONE

@@ -392,6 +392,25 @@ def test_a_target_binds_the_baseline_too_and_costs_the_policy_no_budget() -> Non
     assert (bench.newest.cause, bench.tier) == (GuardCause.IMPOSSIBLE_REPORT, 1)
 
 
+def test_a_target_binds_a_policy_that_is_the_baseline() -> None:
+    """No step takes a microsecond: the shortest, at tier 0, is the nearest to it."""
+    bench = Bench(wants=3, baseline="static:3", tpot_p99_ms=1e-3)
+    bench.rule.choice = choice(3, tokens=None, ms=None)
+    assert (bench.step().cause, bench.tier) == (GuardCause.LATENCY, 0)
+
+
+def test_a_target_holds_for_the_batch_that_is_there_while_the_policy_is_not_asked() -> None:
+    """At the alarm it was one request, for which tier 3 keeps the target; then there are 64."""
+    bench = Bench(wants=3, baseline="static:3", tpot_p99_ms=16.0 * 1.1)
+    bench.rule.choice = choice(3, TOKENS / 4, MS)
+    assert bench.guard.decide(bench.rule, BatchView(1)).choice.num_steps_for(1) == 3
+    bench.guard.rejected(Cause.IMPOSSIBLE_COUNT, pb.StepReport())
+    assert bench.guard.decide(bench.rule, BatchView(1)).choice.num_steps_for(1) == 3
+    expected = bench.guard._accounts._estimator.own(BatchView(64))
+    assert bench.guard.decide(bench.rule, BatchView(64)).cause is GuardCause.IMPOSSIBLE_REPORT
+    assert bench.guard._accounts.estimates is expected
+
+
 def test_targets_by_engine() -> None:
     config = GuardConfig(tpot_mean_ms=5.0, engines={"engine-2": LatencyTargets(tpot_p99_ms=9.0)})
     assert config.targets("engine-1").tpot_mean_ms == 5.0
