@@ -123,7 +123,13 @@ def check_reports(
     server: Server, reports: list[pb.StepReport], steps: list[dict[str, Any]], lag_steps: int
 ) -> None:
     """Every report tells what SGLang did, and no step is left out."""
-    wait_until(lambda: reports[-1].step_id >= steps[-1]["step_id"])
+    made = [step["step_id"] for step in steps]
+
+    def lacking() -> str:
+        lost = sorted(set(made) - {report.step_id for report in reports})
+        return f"of {len(made)} steps up to {made[-1]} {len(lost)} were not reported, at last {lost[-5:]}"
+
+    wait_until(lambda: reports[-1].step_id >= made[-1], what=lacking)
     by_step = {report.step_id: report for report in reports}
     for step in steps:
         report = by_step[step["step_id"]]
