@@ -17,7 +17,7 @@ from specgov.client.ring import RING_BYTES, Ring, put_number
 PLACE_BYTES = 128 * 1024
 """Room for a packet; gRPC takes no decision from a sidecar that would need more."""
 
-_NUMBER = struct.Struct("=Q")
+_NUMBER = struct.Struct("@Q")  # native: read at once, not byte by byte
 _HEAD = struct.Struct("=QII")  # number, bytes, check sum
 _AREA_BYTES = mmap.PAGESIZE + 2 * PLACE_BYTES
 _UINT32 = 2**32 - 1

@@ -16,10 +16,11 @@ ROOM_BYTES = 256 * 1024
 """For packets that were not taken yet: some hundreds of reports."""
 RING_BYTES = mmap.PAGESIZE + ROOM_BYTES
 
-_PLACE = struct.Struct("=Q")
-_TIME = struct.Struct("=d")
+# In native format, which is read at once: the standard one ("=") is read byte by byte.
+_PLACE = struct.Struct("@Q")
+_TIME = struct.Struct("@d")
 _NUMBER_BYTES = 8
-_READER = struct.Struct("=Qd")  # how far it has taken, and until when it looks by itself
+_READER = struct.Struct("@Qd")  # how far it has taken, and until when it looks by itself
 _READER_AT = 128  # the writer's place, at the start, is in another cache line
 _HEAD = struct.Struct("=II")  # bytes, check sum
 _UINT32 = 2**32 - 1
