@@ -26,7 +26,7 @@ class Guard:
         self.tripped = False
 
     def failed(self, hook: str, error: BaseException) -> None:
-        """Count an exception of ``hook``; the one that is too many is logged, and only that one."""
+        """Count an exception of ``hook``; logged are the first of each hook and the one that is too many."""
         self.errors[hook] += 1
         if not self.tripped and self.errors.total() >= self._max_errors:
             self.tripped = True
@@ -37,6 +37,8 @@ class Guard:
                 hook,
                 _in_short(error),
             )
+        elif not self.tripped and self.errors[hook] == 1:
+            _LOG.warning("Specgov goes on after an exception in %s: %s", hook, _in_short(error))
 
 
 def _in_short(error: BaseException) -> str:

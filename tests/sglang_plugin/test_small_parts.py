@@ -170,7 +170,9 @@ def test_the_guard_trips_once_and_says_so_once(caplog: pytest.LogCaptureFixture)
             guard.failed("observe", error)
         assert guard.tripped == (number >= 2)
     assert guard.errors["observe"] == 10
-    (record,) = caplog.records
+    first, record = caplog.records
+    assert first.levelno == logging.WARNING
+    assert "in observe: ValueError: number 0 second line (" in first.getMessage()
     assert record.levelno == logging.ERROR
     assert "after 3 exceptions" in record.getMessage()
     assert "ValueError: number 2 second line (" in record.getMessage()
