@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +41,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LoggedStage:
-    """The stage, what the log's own tiers would bring on it, and what it rests on, in words."""
+    """The stage, what the log's own tiers would bring on it, and what it rests on, in words.
+
+    ``usable_steps``: how many the log has of the engine with its tiers; the stage may have fewer, or more.
+    """
 
     stage: Stage
+    usable_steps: int
     what_ran: Outcome
     assumptions: str
 
@@ -51,7 +56,7 @@ def logged_stage(
     path: str,
     engine: str,
     profile: str,
-    steps: int | None,
+    steps: int | Literal["all"] | None,
     lag: int | None,
     seed: int,
     acceptance: Callable[[int], Floats] | None = None,
@@ -62,7 +67,7 @@ def logged_stage(
         path: the log.
         engine: which of its engines; empty where there is one.
         profile: step times to use; empty: the log's, else the engine's profile's.
-        steps: how many to play; None: all, but no more than ``MOST_STEPS``, evenly left out.
+        steps: how many to play, left out or repeated evenly; None: all, but no more than ``MOST_STEPS``.
         lag: decision lag in steps; None: as in the log.
         seed: of all that chance decides.
         acceptance: by position for a number of positions, instead of the log's.
@@ -72,7 +77,7 @@ def logged_stage(
         RecordingError: it cannot be read.
 
     """
-    logged = _one_engine(path, engine)
+    logged, with_other_tiers = _one_engine(path, engine)
     step_time, source = _step_time(path, logged, profile)
     deepest, beyond = logged.tiers[-1], None
     if acceptance is None:
@@ -81,7 +86,7 @@ def logged_stage(
         by_step = np.broadcast_to(acceptance(deepest), (len(logged), deepest))
     octaves = np.floor(np.log2(np.maximum(logged.batch_size, 1))).astype(np.int64)
     every = Visits(logged.batch_size, logged.sum_seq_len_tokens, octaves)
-    count = min(len(logged), MOST_STEPS) if steps is None else steps
+    count = _count(steps, len(logged))
     at = np.arange(count) * len(logged) // count
     spec = _spec(logged, lag)
     sigma = _sigma(logged, step_time)
@@ -93,23 +98,33 @@ def logged_stage(
         said.append("acceptance by position as seen around each step, alike for all its requests")
     if beyond is not None:
         said.append(f"positions beyond {beyond} were never drafted and are taken to be as that one")
-    return LoggedStage(stage, outcome(stage, WHAT_RAN, ran), "; ".join(said))
+    if with_other_tiers:
+        tiers = ",".join(map(str, logged.tiers))
+        said.append(f"the engine's steps with tiers {tiers} alone, {with_other_tiers} with others left out")
+    return LoggedStage(stage, len(logged), outcome(stage, WHAT_RAN, ran), "; ".join(said))
 
 
-def _one_engine(path: str, engine: str) -> Steps:
+def _count(steps: int | Literal["all"] | None, usable: int) -> int:
+    """How many to play."""
+    if steps is None:
+        return min(usable, MOST_STEPS)
+    return usable if steps == "all" else steps
+
+
+def _one_engine(path: str, engine: str) -> tuple[Steps, int]:
+    """The engine's steps, and how many more it made with other tiers."""
     try:
         found = gather(read_rows([path]))
     except LogContentError as error:
         raise CliError(f"replay: {error}") from error
     wanted = [steps for steps in found if engine in ("", steps.name)]
-    if len(wanted) == 1:
-        return wanted[0]
     names = ", ".join(sorted({steps.name for steps in found}))
     if not names:
         raise CliError(f"replay: {path} holds no steps")
-    if not wanted or not engine:
+    if len({steps.name for steps in wanted}) != 1:
         raise CliError(f"replay: {path} holds the engines {names}: name one with --engine")
-    return max(wanted, key=len)  # the same engine with other tiers: the longer part
+    longest = max(wanted, key=len)  # of the same engine with other tiers
+    return longest, sum(map(len, wanted)) - len(longest)
 
 
 def _step_time(path: str, steps: Steps, profile: str) -> tuple[StepTime, str]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 USUAL_LAG_STEPS = 3
 """Two steps in SGLang's overlap loop, and one for the way to the sidecar and back."""
+USUAL_STEPS = 2200
+"""Of a recording."""
 
 
 def replay(
@@ -32,7 +34,7 @@ def replay(
         tyro.conf.arg(metavar="POLICY [POLICY ...]", aliases=["--policy"], help_behavior_hint=""),
     ] = (),
     acceptance: Annotated[str, options.option("CLASS|P[,P...]")] = "",
-    steps: Annotated[int | None, options.option("N")] = None,
+    steps: Annotated[str, options.option("N|all")] = "",
     lag: Annotated[int | None, options.option("N")] = None,
     engine: Annotated[str, options.option("ENGINE")] = "",
     profile: Annotated[str, options.option("NAME|FILE.json")] = "",
@@ -55,8 +57,8 @@ def replay(
         policies: Decision rules; default: every rule with its defaults, and static at each tier.
         acceptance: A class of requests (chat, code, ...), or P(draft accepted | the drafts before it were)
             by position. Default: chat; of a decision log, what was seen.
-        steps: Steps to play; the file's pattern of batch sizes is stretched to that many. Default: 2200; of a
-            decision log, all up to 5000.
+        steps: Steps to play, or all. Of more steps in the file some are left out evenly, and the output says
+            how many; fewer are repeated. Default: 2200; of a decision log, all up to 5000.
         lag: Steps between the newest result that a decision knows and the step that it applies to. Default:
             3, two in SGLang's overlap loop and one for the way; of a decision log, the engine's.
         engine: Which engine of a decision log.
@@ -67,11 +69,12 @@ def replay(
     """
     if not files:
         raise UsageError("replay: name at least one recording or decision log")
-    if (steps is not None and steps < 1) or (lag is not None and lag < 1) or seed < 0:
-        raise UsageError("replay: --steps and --lag must be 1 or more, --seed 0 or more")
+    if (lag is not None and lag < 1) or seed < 0:
+        raise UsageError("replay: --lag must be 1 or more, --seed 0 or more")
+    count = _step_count(steps)
     results = []
     for file in files:
-        played = _play(file, acceptance, steps, lag, engine, profile, seed)
+        played = _play(file, acceptance, count, lag, engine, profile, seed)
         results.append(
             dataclasses.replace(played, outcomes=[*played.outcomes, *_play_all(played.stage, policies)])
         )
@@ -82,19 +85,37 @@ def replay(
         _print(result)
 
 
+def _step_count(text: str) -> int | Literal["all"] | None:
+    if text in ("", "all"):
+        return "all" if text else None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise UsageError(f"replay: --steps takes a number from 1 on, or all, not {text!r}")
+    return options.non_negative("replay: --steps", int(text))
+
+
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """A file, the stage that was made of it, what it rests on in words, and how the rules fared."""
+    """A file, the stage that was made of it, what it rests on in words, and how the rules fared.
+
+    ``usable_steps``: how many the file has; the stage has fewer where some are left out.
+    """
 
     file: str
     stage: Stage
+    usable_steps: int
     acceptance: str
     assumptions: str
     outcomes: list[Outcome]
 
 
 def _play(
-    file: str, acceptance: str, steps: int | None, lag: int | None, engine: str, profile: str, seed: int
+    file: str,
+    acceptance: str,
+    steps: int | Literal["all"] | None,
+    lag: int | None,
+    engine: str,
+    profile: str,
+    seed: int,
 ) -> Played:
     """The stage; of a decision log what ran is an outcome already."""
     from specgov.controller.cli.logged_stage import is_log, logged_stage
@@ -102,14 +123,19 @@ def _play(
     if is_log(file):
         stated = partial(acceptance_by_position, acceptance) if acceptance else None
         found = logged_stage(file, engine, profile, steps, lag, seed, stated)
-        return Played(file, found.stage, acceptance or "logged", found.assumptions, [found.what_ran])
+        label = acceptance or "logged"
+        return Played(file, found.stage, found.usable_steps, label, found.assumptions, [found.what_ran])
     if engine or profile:
         raise UsageError("replay: --engine and --profile are for decision logs")
-    stage = _stage(Path(file), acceptance or "chat", steps or 2200, lag or USUAL_LAG_STEPS, seed)
-    return Played(file, stage, acceptance or "chat", "what would have been accepted is not recorded", [])
+    acceptance = acceptance or "chat"
+    stage, usable = _stage(Path(file), acceptance, steps or USUAL_STEPS, lag or USUAL_LAG_STEPS, seed)
+    return Played(file, stage, usable, acceptance, "what would have been accepted is not recorded", [])
 
 
-def _stage(file: Path, acceptance: str, steps: int, lag: int, seed: int) -> Stage:
+def _stage(
+    file: Path, acceptance: str, steps: int | Literal["all"], lag: int, seed: int
+) -> tuple[Stage, int]:
+    """The stage of a recording, and how many usable steps that has."""
     from specgov.controller.cli.counterfactual import make_stage
     from specgov.controller.cli.recorded_costs import read_costs
     from specgov.policies.types import EngineSpec
@@ -118,8 +144,9 @@ def _stage(file: Path, acceptance: str, steps: int, lag: int, seed: int) -> Stag
     probabilities = acceptance_by_position(acceptance, costs.tiers[-1])
     largest = int(costs.visits.batch_sizes.max())
     engine = EngineSpec(costs.tiers, max_running_requests=largest, decision_lag_steps=lag)
-    visits = costs.visits.scaled(steps)
-    return make_stage(visits, engine, costs.step_time, probabilities, costs.noise_sigma, seed)
+    usable = len(costs.visits.batch_sizes)
+    visits = costs.visits.scaled(usable if steps == "all" else steps)
+    return make_stage(visits, engine, costs.step_time, probabilities, costs.noise_sigma, seed), usable
 
 
 def acceptance_by_position(text: str, positions: int) -> Floats:
@@ -177,6 +204,7 @@ def _as_json(played: Played) -> dict[str, Any]:
         "acceptance": played.acceptance,
         "assumptions": played.assumptions,
         "steps": len(stage.depths),
+        "usable_steps": played.usable_steps,
         "decision_lag_steps": stage.engine.decision_lag_steps,
         "seed": stage.seed,
         "tiers": list(stage.tiers),
@@ -202,9 +230,21 @@ def _print(played: Played) -> None:
         f"{played.assumptions}. Decision lag {stage.engine.decision_lag_steps} steps, seed {stage.seed}.",
         soft_wrap=True,
     )
+    if said := _other_steps(len(stage.depths), played.usable_steps):
+        console.print(said, soft_wrap=True)
     console.print(_summary_table(stage, outcomes))
     console.print("Expected output rate by batch size, in % of the oracle's:")
     console.print(_batch_table(stage, outcomes))
+
+
+def _other_steps(played: int, usable: int) -> str:
+    """What a user must know where not each step of the file was played once; else nothing."""
+    if played < usable:
+        return (
+            f"Played {played} of its {usable} usable steps: {usable - played} are left out, evenly, so that "
+            "a rule has fewer steps to learn from. --steps all plays every one."
+        )
+    return f"Played {played} steps: its {usable} usable ones, repeated evenly." if played > usable else ""
 
 
 def _summary_table(stage: Stage, outcomes: Sequence[Outcome]) -> Table:

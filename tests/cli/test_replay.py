@@ -85,6 +85,24 @@ def test_every_policy_is_played_by_default_and_the_tables_name_them(run, file: P
         assert f"  {name} " in ran.out
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        # Six cells of 12 steps; of each the first three have not settled, so 54 are usable.
+        (("--steps", "50"), "Played 50 of its 54 usable steps: 4 are left out, evenly"),
+        (("--steps", "all"), ""),
+        ((), "Played 2200 steps: its 54 usable ones, repeated evenly."),
+    ],
+)
+def test_where_steps_are_left_out_or_repeated_it_says_how_many(
+    run, file: Path, steps: tuple[str, ...], said: str
+) -> None:
+    ran = run("replay", str(file), "--policy", "static:0", *steps)
+    assert ran.code == 0
+    assert said in ran.out
+    assert ("Played" in ran.out) == bool(said)
+
+
 def test_the_same_seed_gives_the_same_output(run, file: Path) -> None:
     first, again = (run("replay", str(file), "--steps", "60", "--json").out for _ in range(2))
     assert first == again
@@ -115,7 +133,10 @@ def test_a_missing_cell_is_named(run, file: Path) -> None:
         (("--policies", "static:5"), "no tier 5"),
         (("--acceptance", "nonsense"), "no class 'nonsense'"),
         (("--acceptance", "1.5"), "from 0 to 1"),
-        (("--steps", "0"), "--steps"),
+        (("--steps", "0"), "--steps takes a number from 1 on, or all, not '0'"),
+        (("--steps", "some"), "--steps takes a number from 1 on, or all, not 'some'"),
+        (("--steps", "9" * 20), "--steps must be at most 4294967295"),
+        (("--lag", "0"), "--lag"),
     ],
 )
 def test_wrong_usage(run, file: Path, options: tuple[str, ...], said: str) -> None:

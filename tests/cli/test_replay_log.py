@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,15 +22,23 @@ MS = {(1, 0): 5.0, (1, 1): 6.0, (64, 0): 10.0, (64, 1): 18.0}
 
 
 def write_log(
-    path: Path, engines: tuple[str, ...] = ("a",), tiers: tuple[int, ...] = (0, 1), **info: Any
+    path: Path,
+    engines: tuple[str, ...] = ("a",),
+    tiers: tuple[int, ...] = (0, 1),
+    each: int = 40,
+    prepared: tuple[tuple[int, ...], ...] = ((0, 1),),
+    **info: Any,
 ) -> Path:
-    """40 steps of each cell, in the order of ``MS``; at tier 1 every second draft is accepted."""
+    """``each`` steps of each cell, in the order of ``MS``; at tier 1 every second draft is accepted.
+
+    All that again for each of ``prepared``, with the engine started anew with those tiers.
+    """
     log = DecisionLog(path, DecisionLogConfig(), wall_clock=lambda: 1e9)
-    for name in engines:
-        log.stream(pb.EngineInfo(engine_id=name, tiers=[0, 1], decision_lag_steps=2, **info), "greedy")
+    for name, start in itertools.product(engines, prepared):
+        log.stream(pb.EngineInfo(engine_id=name, tiers=start, decision_lag_steps=2, **info), "greedy")
         step_id = 0
         for (batch, tier), ms in MS.items():
-            for _ in range(40 if tier in tiers else 0):
+            for _ in range(each if tier in tiers else 0):
                 step_id += 1
                 step = StepObservation(
                     step_id=step_id,
@@ -116,3 +125,29 @@ def test_options_of_logs_are_refused_for_recordings(run: Callable[..., Any], tmp
     ran = run("replay", str(path), "--engine", "a")
     assert ran.code == 2
     assert "for decision logs" in ran.err
+
+
+def test_steps_that_are_left_out_are_counted_and_all_can_be_had(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = write_log(tmp_path / "log.jsonl", each=1300)  # 4 cells: 5200 steps
+    said = run("replay", str(path), "--policy", "static:1")
+    assert said.code == 0
+    assert "Played 5000 of its 5200 usable steps: 200 are left out, evenly" in said.out
+    assert "--steps all plays every one." in said.out
+    few = replayed(run, path, "--policy", "static:1")
+    assert (few["steps"], few["usable_steps"]) == (5000, 5200)
+
+    every = replayed(run, path, "--policy", "static:1", "--steps", "all")
+    assert (every["steps"], every["usable_steps"]) == (5200, 5200)
+    said = run("replay", str(path), "--policy", "static:1", "--steps", "all")
+    assert "Played" not in said.out  # nothing was left out, so there is nothing to say
+
+
+def test_steps_with_other_tiers_are_counted_too(run: Callable[..., Any], tmp_path: Path) -> None:
+    path = write_log(tmp_path / "log.jsonl", prepared=((0, 1), (0, 1, 3)))  # 160 steps each
+    for options in ((), ("--engine", "a")):
+        result = replayed(run, path, "--policy", "static:1", *options)
+        assert result["tiers"] == [0, 1]
+        assert result["usable_steps"] == 160
+        assert "the engine's steps with tiers 0,1 alone, 160 with others left out" in result["assumptions"]
