@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +18,8 @@ from specgov.controller.config import ServeConfig
 from specgov.controller.server import Sidecar
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.proto.v1 import specgov_pb2_grpc as pb_grpc
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules of these tests
 
 WAIT_S = 60.0
 """For what must happen: so long that only a fault, not a slow machine, reaches it."""
@@ -206,3 +209,19 @@ def start(tmp_path: Path) -> Iterator[StartSidecar]:
             return Running(sidecar, stack)
 
         yield start_one
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path, make_info: Callable[..., pb.EngineInfo]) -> Iterator[Callable[..., Any]]:
+    """Start engines whose states are kept, as in ``state_bench``, one after the other in the same folder."""
+    from state_bench import Sidecar as KeptSidecar
+
+    made: list[KeptSidecar] = []
+
+    def start(**config: Any) -> KeptSidecar:
+        made.append(KeptSidecar(tmp_path / "states", make_info, **config))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.stop()
