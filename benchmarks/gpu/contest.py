@@ -34,6 +34,7 @@ from contestants import ALL, NO_PROFILE, Contestant, ContestantError, Tuned, con
 from governor import ENGINE, Governor, GovernorError  # noqa: E402
 from loads import FILE, Load, get_load, load_names, needs_trace  # noqa: E402
 from player import session  # noqa: E402
+from profile_bias import ProfileBias  # noqa: E402
 from real_server import PORT, complaints, process, specgov, wait_for  # noqa: E402
 from runs import URL, Contest, compare_ranks  # noqa: E402
 from specgov_gpu_benchmark.rid import Run  # noqa: E402
@@ -94,6 +95,12 @@ async def prepare(contest: Contest, http: Any) -> None:
         contest.document["tiers"] = tiers
         for tier in sorted({tiers[-1], tiers[0], tiers[len(tiers) // 2]}):
             await contest.check(http, tier, f"static:{tier}")
+        if options.profile_bias:
+            bias = ProfileBias(
+                contest, options.profile_bias, options.bias_sizes, [t for t in (0, 1, 3) if t in tiers]
+            )
+            await bias.measure(http, options.profile_bias_s, passes=2)
+            contest.document["profile_bias_s"] = round(time.monotonic() - options.began_s, 1)
     if options.warm_up_s:
         warm_up = get_load("ramp", duration_s=options.warm_up_s, at_most=options.at_most).scenario
         run = Run("warm-up", "none" if options.plain else "cycle:3", 0)
@@ -237,6 +244,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words = lambda text: [word for word in text.split(",") if word]  # noqa: E731
+    numbers = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
     only = lambda text: (text.partition("=")[0], words(text.partition("=")[2]))  # noqa: E731
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--plain", metavar="NAME", default="", help="no Specgov: the one contestant's name")
@@ -258,11 +266,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--record-profile", type=Path, help="record one first, in this file, and use it if that can be done"
     )
     parser.add_argument("--profile-s", type=float, default=240.0, help="at most, for that")
+    parser.add_argument("--profile-bias", type=Path, help="measure first, in this file: see profile_bias.py")
+    parser.add_argument("--profile-bias-s", type=float, default=100.0, help="at most, for that")
+    parser.add_argument("--bias-sizes", type=numbers, default=[8, 64], help="its batch sizes")
     parser.add_argument("--profile-options", default="--max-rounds 2", help="of specgov sglang profile")
     parser.add_argument(
         "--calibrate-options", default="--model llama-3.1-8b --hardware H200", help="of specgov calibrate"
     )
-    numbers = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
     parser.add_argument("--table", type=Path, help="with --plain: record step times first, in this file")
     parser.add_argument("--table-contexts", type=numbers, default=[512])
     parser.add_argument("--table-sizes", type=numbers, default=[1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256])

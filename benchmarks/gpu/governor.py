@@ -21,6 +21,8 @@ ENGINE = "benchmark"
 WAIT_S = 30.0
 FLUSH_S = 0.2
 HERE = Path(__file__).parent
+_RULES = ("random", "turns")
+"""Of ``rules_sidecar.py``."""
 
 
 class GovernorError(RuntimeError):
@@ -46,15 +48,12 @@ class Governor(contextlib.ExitStack):
 
     def serve(self, contestant: Contestant) -> None:
         """Let the engine be governed as ``contestant`` says, from nothing."""
-        kind = "random" if contestant.policy == "random" else "serve"
-        self.start(kind, contestant.profile)
-        self._wait_for_engine()
-        engine = self._engine()
-        if kind == "serve":
-            with grpc.insecure_channel(self.target) as channel:
-                request = pb.SetPolicyRequest(engine_id=ENGINE, policy=contestant.policy)
-                engine = pb_grpc.ControllerAdminStub(channel).SetPolicy(request, timeout=10).engine
         wanted = contestant.policy.partition(":")[0]
+        self.start("rules" if wanted in _RULES else "serve", contestant.profile)
+        self._wait_for_engine()
+        with grpc.insecure_channel(self.target) as channel:
+            request = pb.SetPolicyRequest(engine_id=ENGINE, policy=contestant.policy)
+            engine = pb_grpc.ControllerAdminStub(channel).SetPolicy(request, timeout=10).engine
         if engine.policy != wanted or engine.policy_failure:
             raise GovernorError(f"wanted the policy {wanted}: {engine.policy} {engine.policy_failure}")
 
@@ -98,8 +97,8 @@ class Governor(contextlib.ExitStack):
         self.stop()
         self._started += 1
         said = self._folder / f"sidecar{self._started}.log"
-        if kind == "random":
-            command = [sys.executable, str(HERE / "random_sidecar.py"), self.target]
+        if kind == "rules":
+            command = [sys.executable, str(HERE / "rules_sidecar.py"), self.target]
         else:
             self._log, self._read_to = self._folder / f"decisions{self._started}.jsonl", 0
             config = self._folder / "specgov.toml"

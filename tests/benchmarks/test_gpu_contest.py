@@ -133,6 +133,11 @@ def test_tiers_in_turn() -> None:
         assert contest.chosen is not None
         chosen.append(contest.chosen.num_steps)
     assert chosen == [0, 1, 1, 3, 3, 0]
+    begin(contest, "cycle:1:0,3", 2, name="2")
+    assert contest.chosen is not None
+    first = contest.chosen.num_steps
+    begin(contest, "cycle:1:0,3", 2, name="2")
+    assert {first, contest.chosen.num_steps} == {0, 3}
 
 
 @pytest.mark.parametrize("size", [1, 8])

@@ -142,7 +142,7 @@ class Contest:
         elif run.rule.startswith(ORACLE):
             self._rule = Oracle(run.rule.removeprefix(ORACLE), engine, self.texts)
         elif run.rule.startswith(CYCLE):
-            self._rule = Cycle(int(run.rule.removeprefix(CYCLE)), engine)
+            self._rule = Cycle(run.rule.removeprefix(CYCLE), engine)
         else:
             self._rule = BySize(run.rule, engine)
 

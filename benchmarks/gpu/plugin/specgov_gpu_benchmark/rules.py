@@ -6,7 +6,7 @@
 ``sglang:FILE``       the same with a configuration file.
 ``oracle:FILE``       the rate-optimal tier for the batch that is about to decode, from the true probabilities
                       of its requests at their places and the step times of a profile.
-``cycle:N``           each tier for N steps in turn, to warm the server up.
+``cycle:N``           each tier for N steps in turn, to warm the server up; ``cycle:N:0,1,3`` only those.
 anything else         a rule of ``specgov.policies`` that depends on the batch size alone, as ``static:3``,
                       ``threshold:64:3`` and ``schedule:1=5:33=1``, for the batch that is about to decode.
 
@@ -58,11 +58,12 @@ class BySize:
 
 
 class Cycle:
-    """Each tier for ``steps`` in turn."""
+    """Each tier for some steps in turn; ``text`` is ``N`` or ``N:0,1,3``."""
 
-    def __init__(self, steps: int, engine: EngineSpec) -> None:
-        self._steps = steps
-        self._tiers = engine.tiers
+    def __init__(self, text: str, engine: EngineSpec) -> None:
+        steps, _, tiers = text.partition(":")
+        self._steps = int(steps)
+        self._tiers = tuple(map(int, tiers.split(","))) if tiers else engine.tiers
         self._made = 0
 
     def num_steps(self, batch_size: int, rows: NDArray[np.int64]) -> int:  # noqa: ARG002
