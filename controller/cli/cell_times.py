@@ -20,13 +20,16 @@ _ONE_SHORT_IN = 64
 
 
 class CellTime(NamedTuple):
-    """The step time of a tier: the median (ms), the steps behind it, and the 95 % interval's half width.
+    """The step time of a tier: median and 99th percentile (ms), the steps behind them, and the half width
+    of the median's 95 % interval.
 
-    The half width is relative to the median; infinite where there are too few steps to say.
+    The half width is relative to the median; infinite where there are too few steps to say. The percentile
+    is the nearest step's.
     """
 
     num_steps: int
     median_ms: float
+    p99_ms: float
     steps: int
     half_width: float
 
@@ -66,9 +69,9 @@ def cell_times(rows: Sequence[Row], batch_size: int, tiers: Sequence[int]) -> li
 
 def _cell(tier: int, step_ms: NDArray[np.float64]) -> CellTime:
     if not len(step_ms):
-        return CellTime(tier, math.nan, 0, math.inf)
-    median = float(np.median(step_ms))
-    return CellTime(tier, median, len(step_ms), median_half_width(step_ms) / median)
+        return CellTime(tier, math.nan, math.nan, 0, math.inf)
+    median, p99 = float(np.median(step_ms)), float(np.quantile(step_ms, 0.99, method="inverted_cdf"))
+    return CellTime(tier, median, p99, len(step_ms), median_half_width(step_ms) / median)
 
 
 def median_half_width(values: NDArray[np.float64]) -> float:

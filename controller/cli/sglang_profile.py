@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FLUSH_S = 0.1
 SHORTEST, LONGEST = 0.72, 1.4
 """Lengths over the context's, between the bounds of the powers of two, 2**-0.5 and 2**0.5."""
+LEAST_ROUNDS = 2
+"""However sure a batch's first one is: its steps are of one moment."""
 MAX_LOG_MB = 100_000.0
 CYCLE_RULE = "specgov.policies.cycle:Cycle"
 
@@ -36,6 +38,20 @@ class Effort:
     precision: float
     max_rounds: int
     hold_steps: int
+
+
+@dataclass(eq=False)
+class _Batch:
+    """A batch that is sent again and again, and what its steps said so far."""
+
+    context_tokens: int
+    batch_size: int
+    rows: list[Row] = field(default_factory=list)
+    cells: list[CellTime] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"context {self.context_tokens}, batch size {self.batch_size}"
 
 
 def profile(
@@ -57,8 +73,9 @@ def profile(
     For example: specgov sglang profile -o steps.jsonl, and then specgov calibrate steps.jsonl -o my.json ...
 
     Start the server with the plugin on, and no sidecar: this command is the sidecar for the time being, so
-    its target is the server's SPECGOV_TARGET. It puts each tier in force for some steps in turn, sends
-    batches of its own, and repeats each batch until every tier's median is known to --precision. Nothing else
+    its target is the server's SPECGOV_TARGET. It puts each tier in force for some steps in turn and sends
+    batches of its own, all sizes in rounds, until every tier's median is known to --precision; no batch is
+    left at one round, so that a host which is slow for a while does not make one size too dear. Nothing else
     may use the server meanwhile. Exit code 1 where a median did not become that sure.
 
     Args:
@@ -68,7 +85,7 @@ def profile(
         batch_sizes: Requests that run together; default: powers of two up to the most that the server runs.
         contexts: Tokens of a request around which to measure: powers of two.
         precision: Half the width of the 95 % interval of a median, over the median.
-        max_rounds: How often a batch is repeated at most.
+        max_rounds: How often a batch is sent at most.
         hold_steps: Steps for which a tier is kept; the first four do not count.
         vocabulary: Ids from which prompts are drawn.
         wait_s: How long to wait until the server's plugin connects.
@@ -91,9 +108,9 @@ def profile(
     with _cycling_sidecar(remote.target_or_default(target), output_path, hold_steps) as sidecar:
         info = _connected_engine(sidecar, wait_s)
         recorder = _Recorder(load, output_path, info, effort)
-        sure = [recorder.record(b, c) for c in around for b in sizes or default_batch_sizes(info)]
+        is_sure = recorder.record([(c, b) for c in around for b in sizes or default_batch_sizes(info)])
     output.print_line(f"{output_path}: now run specgov calibrate {output_path} -o PROFILE.json --model ...")
-    return 0 if all(sure) else 1
+    return 0 if is_sure else 1
 
 
 def default_batch_sizes(info: pb.EngineInfo) -> list[int]:
@@ -116,7 +133,7 @@ def lengths(context_tokens: int, tiers: Sequence[int], hold_steps: int) -> tuple
 
 
 class _Recorder:
-    """Brings one batch size at one context after the other to the wanted precision."""
+    """Brings batches, of some sizes around some contexts, to the wanted precision, all in turn."""
 
     def __init__(self, load: Load, path: Path, info: pb.EngineInfo, effort: Effort) -> None:
         from specgov.controller.cli.cell_times import LogTail
@@ -128,29 +145,41 @@ class _Recorder:
         self._effort = effort
         self._warned = False
 
-    def record(self, batch_size: int, context_tokens: int) -> bool:
-        """Repeat a batch until each tier's median is sure enough; whether it became so."""
+    def record(self, batches: Sequence[tuple[int, int]]) -> bool:
+        """Send the batches, each (context tokens, batch size), in rounds; whether all became sure enough.
+
+        A host has slow seconds and slow minutes. In rounds each batch's steps come from moments far apart,
+        while the steps of its tiers, which are compared with each other, are neighbours.
+        """
+        open_batches = [_Batch(*batch) for batch in batches if self._fits(*batch)]
+        least_rounds = min(LEAST_ROUNDS, self._effort.max_rounds)
+        for number in range(1, self._effort.max_rounds + 1):
+            for batch in open_batches:
+                self._send(batch)
+            done = [batch for batch in open_batches if self._is_sure(batch) and number >= least_rounds]
+            for batch in open_batches if number == self._effort.max_rounds else done:
+                output.print_line(f"{batch.name}, {number} rounds: {_said(batch.cells)}")
+            open_batches = [batch for batch in open_batches if batch not in done]
+        return not open_batches
+
+    def _fits(self, context_tokens: int, batch_size: int) -> bool:
+        capacity = self._info.kv_capacity_tokens
+        needed = batch_size * sum(lengths(context_tokens, self._tiers, self._effort.hold_steps))
+        if capacity and needed > capacity:
+            name = _Batch(context_tokens, batch_size).name
+            output.print_line(f"{name}: left out, the KV cache holds {capacity} tokens only")
+        return not capacity or needed <= capacity
+
+    def _send(self, batch: _Batch) -> None:
         from specgov.controller.cli.cell_times import cell_times
 
-        prompt, tokens = lengths(context_tokens, self._tiers, self._effort.hold_steps)
-        name = f"context {context_tokens}, batch size {batch_size}"
-        capacity = self._info.kv_capacity_tokens
-        if capacity and batch_size * (prompt + tokens) > capacity:
-            output.print_line(f"{name}: left out, the KV cache holds {capacity} tokens only")
-            return True
-        rows: list[Row] = []
-        cells: list[CellTime] = []
-        rounds = 0
-        while rounds < self._effort.max_rounds and not self._is_sure(cells):
-            rounds += 1
-            self._warn_of_one_token(self._load.batch(batch_size, prompt, tokens))
-            rows += self._new_steps(name)
-            cells = cell_times(rows, batch_size, self._tiers)
-        output.print_line(f"{name}, {rounds} rounds: {_said(cells)}")
-        return self._is_sure(cells)
+        prompt, tokens = lengths(batch.context_tokens, self._tiers, self._effort.hold_steps)
+        self._warn_of_one_token(self._load.batch(batch.batch_size, prompt, tokens))
+        batch.rows += self._new_steps(batch.name)
+        batch.cells = cell_times(batch.rows, batch.batch_size, self._tiers)
 
-    def _is_sure(self, cells: Sequence[CellTime]) -> bool:
-        return bool(cells) and all(cell.half_width <= self._effort.precision for cell in cells)
+    def _is_sure(self, batch: _Batch) -> bool:
+        return bool(batch.cells) and all(cell.half_width <= self._effort.precision for cell in batch.cells)
 
     def _new_steps(self, name: str) -> list[Row]:
         time.sleep(2 * FLUSH_S)  # the log is written every FLUSH_S
@@ -244,6 +273,7 @@ def _id_range(text: str) -> tuple[int, int]:
 
 def _said(cells: Sequence[CellTime]) -> str:
     return "; ".join(
-        f"num_steps {cell.num_steps} {cell.median_ms:.2f} ms +-{cell.half_width:.1%} ({cell.steps} steps)"
+        f"num_steps {cell.num_steps} {cell.median_ms:.2f} ms +-{cell.half_width:.1%}, "
+        f"p99 {cell.p99_ms:.2f} ms ({cell.steps} steps)"
         for cell in cells
     )

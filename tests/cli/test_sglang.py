@@ -39,6 +39,7 @@ class MadeUpServer:
     target: str
     one_token: bool = False
     scatter: float = 0.0
+    scatters_at: tuple[int, ...] = (1, 2, 4)
     batches: list[tuple[int, int, int]] = field(default_factory=list)
     url: str = ""
     _step: int = 0
@@ -93,7 +94,8 @@ class MadeUpServer:
         decision = self._client.wait_for_step(self._step, 1.0) if not first else self._client.newest()
         num_steps = decision.num_steps if decision is not None else TIERS[-1]
         self._step += 1
-        step_time_us = int(step_us(batch_size, num_steps) * (1 + self.scatter * (self._step % 2)))
+        slow = self.scatter * (self._step % 2) if batch_size in self.scatters_at else 0.0
+        step_time_us = int(step_us(batch_size, num_steps) * (1 + slow))
         self._client.submit(
             Report(
                 step_id=self._step,
@@ -129,10 +131,11 @@ def test_a_profile_is_recorded_and_can_be_calibrated(
     out = tmp_path / "steps.jsonl"
     assert profile(server, out, "--contexts", "64,256", "--batch-sizes", "1,4") == 0
     # Prompts of 0.72 times the context; answers of one turn of all tiers, 6 * (1 + 2 + 4) tokens.
-    assert set(server.batches) == {(1, 47, 42), (4, 47, 42), (1, 185, 42), (4, 185, 42)}
+    # Times do not scatter, so two rounds are enough, and they are rounds: no batch is repeated at once.
+    assert server.batches == [(1, 47, 42), (4, 47, 42), (1, 185, 42), (4, 185, 42)] * 2
     said = capsys.readouterr().out
     # The made-up server's times do not scatter: medians are its formula, exactly.
-    assert "num_steps 3 6.60 ms +-0.0%" in said
+    assert "num_steps 3 6.60 ms +-0.0%, p99 6.60 ms" in said
     assert "num_steps 0 5.40 ms +-0.0%" in said
     made = tmp_path / "made.json"
     assert (
@@ -175,6 +178,25 @@ def test_a_median_that_is_not_sure_enough_is_told(
     server.scatter = 0.1
     assert profile(server, tmp_path / "a", "--contexts", "64", "--batch-sizes", "2", "--max-rounds", "2") == 1
     assert "batch size 2, 2 rounds" in capsys.readouterr().out
+
+
+def test_only_what_is_not_sure_goes_into_more_rounds(
+    server: MadeUpServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.scatters_at = (2,)
+    server.scatter = 0.1
+    options = ("--contexts", "64", "--batch-sizes", "1,2,4", "--max-rounds", "4")
+    assert profile(server, tmp_path / "a", *options) == 1
+    assert [batch[0] for batch in server.batches] == [1, 2, 4, 1, 2, 4, 2, 2]
+    said = capsys.readouterr().out
+    assert "batch size 1, 2 rounds" in said
+    assert "batch size 4, 2 rounds" in said
+    assert "batch size 2, 4 rounds" in said
+
+
+def test_one_round_where_no_more_are_wanted(server: MadeUpServer, tmp_path: Path) -> None:
+    profile(server, tmp_path / "a", "--contexts", "64", "--batch-sizes", "1,4", "--max-rounds", "1")
+    assert [batch[0] for batch in server.batches] == [1, 4]
 
 
 def test_answers_of_one_token_are_warned_of(
@@ -262,6 +284,14 @@ def test_a_tail_waits_for_whole_lines(tmp_path: Path) -> None:
     path.write_text(f'{{"kind":"log"}}\n{line}\n{line}\n')
     assert [step.batch_size for step in tail.new_steps()] == [2]
     assert [(cell.num_steps, cell.steps) for cell in cell_times([], 2, (0, 1))] == [(0, 0), (1, 0)]
+
+
+def test_a_cells_p99_is_that_of_its_nearest_step() -> None:
+    # Of 200 steps at 1 to 200 ms the first three settle: of 197, 4 to 200 ms, the 196th is the first from
+    # 0.99 * 197 = 195.03 on.
+    rows = [Row(i, True, 1, 1, 1000, float(i), run_batch_size=1) for i in range(1, 201)]
+    (cell,) = cell_times(rows, 1, (1,))
+    assert (cell.steps, cell.median_ms, cell.p99_ms) == (197, 102.0, 199.0)
 
 
 def test_doctor_and_launch_without_sglang(
