@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import grpc
 import tyro
 
 from specgov.controller.cli import options, output, remote
+from specgov.controller.cli.errors import CliError
 from specgov.controller.cli.policy_facts import policy_facts, policy_lines
 from specgov.proto.v1 import specgov_pb2, specgov_pb2_grpc
 
@@ -101,8 +103,8 @@ def mode(engine_id: EngineId, mode: ModeName, /, *, target: remote.Target = None
     For example: specgov engines mode my-engine shadow, or specgov engines mode all shadow
 
     active decides and learns; shadow decides and logs while the engine follows its own rule; frozen decides
-    and learns nothing; off sends no decisions. Engines that come later get the mode of the sidecar's
-    configuration.
+    and learns nothing; off sends no decisions. Engines that the sidecar does not know yet get the mode that
+    was last set for them by command, where it keeps states, else that of its configuration.
 
     Args:
         engine_id: As in specgov engines; all for every engine that the sidecar knows.
@@ -113,16 +115,38 @@ def mode(engine_id: EngineId, mode: ModeName, /, *, target: remote.Target = None
     wanted = specgov_pb2.Mode.Value(f"MODE_{mode.upper()}")
     with remote.sidecar(remote.target_or_default(target)) as channel:
         stub = specgov_pb2_grpc.ControllerAdminStub(channel)
-        engine_ids = [engine_id]
         if engine_id == ALL:
-            listed = stub.ListEngines(specgov_pb2.ListEnginesRequest(), timeout=remote.TIMEOUT_S)
-            engine_ids = [engine.info.engine_id for engine in listed.engines]
-        for each in engine_ids:
-            request = specgov_pb2.SetModeRequest(engine_id=each, mode=wanted)
-            answer = stub.SetMode(request, timeout=remote.TIMEOUT_S)
-            output.console().print(f"{each}: mode {_mode_word(answer.engine.mode)}")
-    if not engine_ids:
-        output.console().print("no engines yet")
+            _set_mode_of_all(stub, wanted)
+        else:
+            _set_mode(stub, engine_id, wanted)
+
+
+def _set_mode(
+    stub: specgov_pb2_grpc.ControllerAdminStub, engine_id: str, wanted: specgov_pb2.Mode.ValueType
+) -> None:
+    request = specgov_pb2.SetModeRequest(engine_id=engine_id, mode=wanted)
+    answer = stub.SetMode(request, timeout=remote.TIMEOUT_S)
+    output.console().print(f"{engine_id}: mode {_mode_word(answer.engine.mode)}")
+
+
+def _set_mode_of_all(stub: specgov_pb2_grpc.ControllerAdminStub, wanted: specgov_pb2.Mode.ValueType) -> None:
+    """Whoever switches all off in need must not be stopped by the first that cannot be, nor think it done."""
+    listed = stub.ListEngines(specgov_pb2.ListEnginesRequest(), timeout=remote.TIMEOUT_S)
+    if not listed.engines:
+        raise CliError(
+            "no engine has connected since the sidecar's start, so no mode was set: give the command again "
+            "when one has; engines that come get the mode last set by command, else that of the configuration"
+        )
+    failure: grpc.RpcError | None = None
+    for engine in listed.engines:
+        try:
+            _set_mode(stub, engine.info.engine_id, wanted)
+        except grpc.RpcError as error:
+            why = error.details()
+            output.console().print(f"{engine.info.engine_id}: mode not set: {why}", soft_wrap=True)
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def policy(engine_id: EngineId, policy: PolicyText, /, *, target: remote.Target = None) -> None:

@@ -250,6 +250,38 @@ def test_engines_mode_of_all(run, serve) -> None:
     ]
 
 
+class SomeRefuse(Sidecar):
+    """Three engines, of which the second's mode cannot be set."""
+
+    def ListEngines(self, request, context):  # noqa: N802
+        engines = [pb.EngineState(info=pb.EngineInfo(engine_id=name)) for name in ("e1", "e2", "e3")]
+        return pb.ListEnginesResponse(engines=engines)
+
+    def SetMode(self, request, context):  # noqa: N802
+        if request.engine_id == "e2":
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no engine 'e2'")
+        return super().SetMode(request, context)
+
+
+def test_an_engine_whose_mode_cannot_be_set_keeps_none_of_the_others_from_theirs(run, serve) -> None:
+    ran = run("engines", "mode", "all", "shadow", "--target", serve(SomeRefuse()))
+    assert ran.out.splitlines() == [
+        "e1: mode shadow",
+        "e2: mode not set: there is no engine 'e2'",
+        "e3: mode shadow",
+    ]
+    assert (ran.code, "there is no engine 'e2' (NOT_FOUND)" in ran.err) == (1, True)
+
+
+def test_a_mode_for_all_where_no_engine_is_known_is_no_success(run, serve, monkeypatch) -> None:
+    """An operator who means to switch all off must not take it for done: one that comes may be active."""
+    monkeypatch.setattr(Sidecar, "ListEngines", lambda *_: pb.ListEnginesResponse())
+    sidecar = Sidecar()
+    ran = run("engines", "mode", "all", "shadow", "--target", serve(sidecar))
+    assert (ran.code, ran.out, sidecar.asked) == (1, "", [])
+    assert "no engine has connected since the sidecar's start, so no mode was set" in ran.err
+
+
 def test_engines_watch_ends_after_the_lines_that_were_asked_for(run, serve) -> None:
     sidecar = Sidecar()
     target = serve(sidecar)
