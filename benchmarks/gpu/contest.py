@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,22 @@ async def play_all(contest: Contest, loads: list[Load], once: list[tuple[Load, l
             load.name: line_up(contest, load, tuned, options.only.get(load.name, options.contestants))
             for load in loads
         }
-        for repeat in range(options.repeats):
-            for load in loads:
-                order = list(line_ups[load.name])
-                if options.shuffle:
-                    rng.shuffle(order)
-                for who in order:
-                    if contest.seconds_left() < load.duration_s + OVERHEAD_S:
-                        contest.document["cut"].append(f"{load.name}, {who.name}, repeat {repeat}")
-                    else:
-                        await play_or_note(contest, http, load, who, repeat)
+        for repeat, load in rounds(loads, options.repeats, options.repeats_of):
+            order = list(line_ups[load.name])
+            if options.shuffle:
+                rng.shuffle(order)
+            for who in order:
+                if contest.seconds_left() < load.duration_s + OVERHEAD_S:
+                    contest.document["cut"].append(f"{load.name}, {who.name}, repeat {repeat}")
+                else:
+                    await play_or_note(contest, http, load, who, repeat)
+
+
+def rounds(loads: list[Load], repeats: int, repeats_of: dict[str, int]) -> Iterator[tuple[int, Load]]:
+    """Which load is played when: each once, then those that are played twice, and so on."""
+    wanted = {load.name: repeats_of.get(load.name, repeats) for load in loads}
+    for repeat in range(max(wanted.values(), default=0)):
+        yield from ((repeat, load) for load in loads if repeat < wanted[load.name])
 
 
 async def play_or_note(contest: Contest, http: Any, load: Load, who: Contestant, repeat: int) -> None:
@@ -260,6 +267,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--once", type=only, default=[], action="append", metavar="LOAD=NAMES", help="first, and not repeated"
     )
     parser.add_argument("--repeats", type=int, default=1)
+    counted = lambda text: (text.partition("=")[0], int(text.partition("=")[2]))  # noqa: E731
+    parser.add_argument(
+        "--repeats-of", type=counted, default=[], action="append", metavar="LOAD=N", help="of one load"
+    )
     parser.add_argument("--deadline-s", type=float, default=560.0, help="of the whole command")
     parser.add_argument("--profile", type=Path, help="this server's profile (specgov calibrate)")
     parser.add_argument(
@@ -297,7 +308,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:cut])
     options.server = arguments[cut + 1 :]
-    options.only = dict(options.only)
+    options.only, options.repeats_of = dict(options.only), dict(options.repeats_of)
     options.profile = options.profile.resolve() if options.profile else None
     options.began_s = time.monotonic()
     return options

@@ -21,6 +21,10 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
+from presence import presence  # noqa: E402
+from report_tables import Runs, spread, table  # noqa: E402
+from sweep import SWEEP, sweep_figure, sweep_table  # noqa: E402
+
 from specgov.controller.plot import Figure, Panel, Series, render  # noqa: E402
 
 BEGIN = "<!-- gpu: begin, written by benchmarks/gpu/report.py -->"
@@ -30,11 +34,6 @@ REALITY_END = "<!-- reality: end -->"
 ORACLE = "oracle"
 OURS = "specgov-"
 PLOTTED = ("oracle", "specgov-greedy", "sglang-adaptive-default", "threshold-tuned", "static-3")
-STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 7: 2.36, 9: 2.26, 14: 2.14, 19: 2.09, 29: 2.05}
-"""Two-sided 95 % quantiles of Student's t by degrees of freedom; the next smaller one is taken."""
-
-Runs = dict[str, dict[str, list[dict[str, Any]]]]
-"""By load and contestant."""
 
 
 def collect(documents: Sequence[dict[str, Any]]) -> Runs:
@@ -46,9 +45,14 @@ def collect(documents: Sequence[dict[str, Any]]) -> Runs:
     return runs
 
 
+def is_open(load: str) -> bool:
+    """Whether requests come by themselves, so that the output rate is the same for all contestants."""
+    return load.startswith("open")
+
+
 def speed(run: dict[str, Any]) -> float:
     """The output rate; in an open loop, where all have the same, that of a request: 1 over TPOT."""
-    if run["load"].startswith("open"):
+    if is_open(run["load"]):
         return 1e3 / run["tpot_ms"]["p50"] if run["tpot_ms"] else 0.0
     return float(run["output_tokens_per_s"])
 
@@ -84,39 +88,32 @@ def best_peer(by_contestant: dict[str, list[dict[str, Any]]]) -> tuple[str, floa
 
 
 def load_table(by_contestant: dict[str, list[dict[str, Any]]]) -> str:
-    """One load: a row a contestant, the fastest first."""
+    """One load: a row a contestant, the fastest first; in an open loop by TPOT, see ``speed``."""
     peer, _ = best_peer(by_contestant)
     to_peer = {name: ratio(runs, by_contestant.get(peer, [])) for name, runs in by_contestant.items()}
-    head = (
-        "contestant",
-        "output tokens/s",
-        "to the best peer",
-        "of the oracle",
-        "TPOT p50 / p99, ms",
-        "TTFT p50 / p99, ms",
-        "time at num_steps",
-        "switches",
-        "by the decision",
-        "errors",
-    )
+    opened = any(is_open(run["load"]) for runs in by_contestant.values() for run in runs)
+    named = [] if opened else ["output tokens/s", "to the best peer", "of the oracle"]
+    named += ["TPOT p50 / p99, ms", *(["speed (1 / TPOT p50) to the best peer"] if opened else [])]
+    named += ["TTFT p50 / p99, ms", *(["output tokens/s", "most waiting"] if opened else [])]
+    named += ["time at num_steps", "switches", "by the decision", "errors"]
     rows = []
     for name, runs in sorted(by_contestant.items(), key=lambda item: (-_sort(to_peer[item[0]]), item[0])):
-        mark = f"**{name}**" if name == peer else name
-        rows.append(
-            (
-                mark,
-                _spread([run["output_tokens_per_s"] for run in runs]),
-                _percent(to_peer[name] - 1, "+.1%"),
-                _percent(ratio(runs, by_contestant.get(ORACLE, []))),
-                _pair(runs, "tpot_ms"),
-                _pair(runs, "ttft_ms"),
-                _tiers(runs),
-                f"{statistics.median(run['tier_switches'] for run in runs):.0f}",
-                _followed(runs),
-                str(sum(sum(run["errors"].values()) for run in runs)),
-            )
-        )
-    return _table(head, rows)
+        to_best = _percent(to_peer[name] - 1, "+.1%")
+        cells = {
+            "output tokens/s": spread([run["output_tokens_per_s"] for run in runs]),
+            "to the best peer": to_best,
+            "of the oracle": _percent(ratio(runs, by_contestant.get(ORACLE, []))),
+            "TPOT p50 / p99, ms": _pair(runs, "tpot_ms"),
+            "speed (1 / TPOT p50) to the best peer": to_best,
+            "TTFT p50 / p99, ms": _pair(runs, "ttft_ms"),
+            "most waiting": str(max(run["most_waiting"] for run in runs)) if opened else "",
+            "time at num_steps": _tiers(runs),
+            "switches": f"{statistics.median(run['tier_switches'] for run in runs):.0f}",
+            "by the decision": _followed(runs),
+            "errors": str(sum(sum(run["errors"].values()) for run in runs)),
+        }
+        rows.append((f"**{name}**" if name == peer else name, *(cells[column] for column in named)))
+    return table(("contestant", *named), rows)
 
 
 def tier_0_tax(by_contestant: dict[str, list[dict[str, Any]]]) -> str:
@@ -154,37 +151,13 @@ def summary(runs: Runs) -> str:
         rows.append(
             (
                 load,
-                f"{peer}, {peer_rate:.0f}",
+                f"{peer}, TPOT {1e3 / peer_rate:.2f} ms" if is_open(load) else f"{peer}, {peer_rate:.0f}",
                 _percent(ratio(greedy, by_contestant[peer]) - 1, "+.1%"),
                 f"{fastest} {ours[fastest] - 1:+.1%}",
                 _percent(ratio(greedy, by_contestant.get(ORACLE, []))),
             )
         )
-    return _table(head, rows)
-
-
-def presence(runs: Runs, on: str, off: str) -> str:
-    """The same tier with Specgov and without, in pairs of one load and repeat: ratio and 95 % interval."""
-    head = ("load", "pairs", f"{on} / {off}", "95 % interval")
-    rows = []
-    for load, by_contestant in runs.items():
-        mine, other = (
-            {run["seed"]: run["output_tokens_per_s"] for run in by_contestant.get(name, [])}
-            for name in (on, off)
-        )
-        logs = [math.log(mine[seed] / other[seed]) for seed in mine if seed in other]
-        if len(logs) > 1:
-            mean, half = statistics.fmean(logs), half_width(logs)
-            low, high = math.exp(mean - half), math.exp(mean + half)
-            rows.append((load, str(len(logs)), f"{math.exp(mean):.4f}", f"{low:.4f} to {high:.4f}"))
-    return _table(head, rows) if rows else ""
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Half the width of the mean's 95 % interval, by Student's t."""
-    freedom = len(values) - 1
-    quantile = STUDENT_95[max((known for known in STUDENT_95 if known <= freedom), default=1)]
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return table(head, rows)
 
 
 def figure(by_contestant: dict[str, list[dict[str, Any]]], load: str, plotted: Sequence[str]) -> Figure:
@@ -230,7 +203,7 @@ def reality(document: dict[str, Any]) -> str:
                 _shares(row["simulated_tier_time_shares"]),
             )
         )
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def markdown(documents: Sequence[dict[str, Any]]) -> str:
@@ -244,15 +217,18 @@ def markdown(documents: Sequence[dict[str, Any]]) -> str:
         summary(runs),
     ]
     for load, by_contestant in runs.items():
-        tests = next((d["loads"][load]["tests"] for d in documents if load in d["loads"]), "")
+        if load.startswith(SWEEP):
+            continue
         repeats = sorted({len(found) for found in by_contestant.values()})
         parts += [
             f"### {load}",
-            f"{tests} Repeats: {' to '.join(map(str, sorted({repeats[0], repeats[-1]})))}; "
+            f"{_tests(documents, load)} Repeats: {' to '.join(map(str, sorted({repeats[0], repeats[-1]})))}; "
             "least and largest in brackets.",
             load_table(by_contestant),
             tier_0_tax(by_contestant),
         ]
+    if swept := sweep_table(runs):
+        parts += ["### sweep", f"{_tests(documents, SWEEP)} Median of the repeats.", swept]
     pairs = (
         ("specgov-static-3", "static-3"),
         ("static-3", "no-plugin-3"),
@@ -274,6 +250,12 @@ def markdown(documents: Sequence[dict[str, Any]]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _tests(documents: Sequence[dict[str, Any]], load: str) -> str:
+    """What a load, or the first whose name begins so, is there for."""
+    found = (d["loads"][name]["tests"] for d in documents for name in d["loads"] if name.startswith(load))
+    return str(next(found, ""))
+
+
 def _load_and_repeat(line: str) -> str:
     load, _, repeat = line.split(", ")
     return f"{load}, {repeat}, contestants"
@@ -293,22 +275,12 @@ def write_page(page: Path, text: str, begin_mark: str = BEGIN, end_mark: str = E
     page.write_text(f"{before}{begin_mark}\n\n{text}\n\n{end_mark}{after}")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
-
-
 def _percent(share: float, form: str = ".1%") -> str:
     return "" if math.isnan(share) else format(share, form)
 
 
 def _sort(value: float) -> float:
     return -math.inf if math.isnan(value) else value
-
-
-def _spread(values: Sequence[float]) -> str:
-    middle = f"{statistics.median(values):.0f}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):.0f} to {max(values):.0f})"
 
 
 def _pair(runs: Sequence[dict[str, Any]], what: str) -> str:
@@ -351,6 +323,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="an SVG of one load over time")
     parser.add_argument("--plot-load", default="ramp")
     parser.add_argument("--plotted", default=",".join(PLOTTED))
+    parser.add_argument("--sweep-plot", type=Path, help="an SVG of output rate against concurrency")
     parser.add_argument("--reality", type=Path, help="what reality.py wrote")
     parser.add_argument("--reality-page", type=Path, help="where that goes")
     options = parser.parse_args()
@@ -366,6 +339,8 @@ def main() -> None:
             write_page(options.reality_page, table, REALITY_BEGIN, REALITY_END)
         else:
             print(table)
+    if options.sweep_plot:
+        options.sweep_plot.write_text(render(sweep_figure(collect(documents))))
     if options.plot:
         by_contestant = collect(documents)[options.plot_load]
         options.plot.write_text(render(figure(by_contestant, options.plot_load, options.plotted.split(","))))

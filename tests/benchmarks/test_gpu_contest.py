@@ -19,7 +19,8 @@ sys.path[:0] = [str(GPU), str(GPU / "plugin")]
 from contest import line_up, parse_arguments  # noqa: E402
 from contestants import ALL, ContestantError, Tuned, contestant  # noqa: E402
 from loads import get_load  # noqa: E402
-from report import BEGIN, END, collect, half_width, load_table, presence, write_page  # noqa: E402
+from presence import half_width, presence  # noqa: E402
+from report import BEGIN, END, collect, load_table, write_page  # noqa: E402
 from runs import compare_ranks  # noqa: E402
 from specgov_gpu_benchmark.contest import BenchmarkError, Contest  # noqa: E402
 from specgov_gpu_benchmark.rid import RequestId, Run  # noqa: E402
@@ -186,6 +187,8 @@ def run_of(who: str, rates: Sequence[float]) -> list[dict[str, Any]]:
             "ttft_ms": {},
             "tier_time_shares": {"3": 1.0},
             "tier_switches": 0,
+            "step_ms": {},
+            "most_waiting": 0,
             "errors": {},
         }
         for seed, rate in enumerate(rates)
