@@ -30,7 +30,8 @@ class HostWatch:
         """Begin a stretch of time."""
         self._over.clear()
         self._spins_ms = []
-        self._began_s, self._ticks, self._waited = time.monotonic(), _ticks(), _scheduler_times()
+        self._scheduler = _scheduler()
+        self._began_s, self._ticks, self._times = time.monotonic(), _ticks(), _times(self._scheduler)
         self._thread = threading.Thread(target=self._spin, daemon=True)
         self._thread.start()
 
@@ -45,7 +46,7 @@ class HostWatch:
         if self._thread is not None:
             self._thread.join()
         took_s = time.monotonic() - self._began_s
-        ticks, times = _ticks(), _scheduler_times()
+        ticks, times = _ticks(), _times(self._scheduler)
         seen: dict[str, Any] = {
             "spin_ms": round(statistics.median(self._spins_ms), 3) if self._spins_ms else None
         }
@@ -54,10 +55,9 @@ class HostWatch:
             busy = used[_USER] + used[_NICE] + used[_SYSTEM]
             seen["busy_cores"] = round(busy * _TICK_S / took_s, 2)
             seen["steal_cores"] = round(used[_STEAL] * _TICK_S / took_s, 3)
-        if times and self._waited:
-            for name, before, after in zip(
-                ("scheduler_cores", "scheduler_waits"), self._waited, times, strict=True
-            ):
+        if times and self._times:
+            names = ("scheduler_cores", "scheduler_waits")
+            for name, before, after in zip(names, self._times, times, strict=True):
                 seen[name] = round((after - before) / took_s, 3)
         return seen
 
@@ -76,11 +76,32 @@ def _ticks() -> list[int]:
     return []
 
 
-def _scheduler_times() -> tuple[float, float] | None:
-    """Seconds that the (first) scheduler's main thread ran, and waited for a core; None where not known."""
+def _scheduler() -> Path | None:
+    """The first scheduler among the descendants of this process; None where there is none to be seen."""
+    found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            if b"sglang::scheduler" in (folder / "cmdline").read_bytes()[:64]:
-                ran_ns, waited_ns, _ = (folder / "schedstat").read_text().split()
-                return int(ran_ns) * 1e-9, int(waited_ns) * 1e-9
+        with contextlib.suppress(OSError):
+            if b"sglang::scheduler" in (folder / "cmdline").read_bytes()[:64] and _is_ours(int(folder.name)):
+                found.append(int(folder.name))
+    return Path(f"/proc/{min(found)}") if found else None
+
+
+def _is_ours(pid: int) -> bool:
+    while pid > 1 and pid != os.getpid():
+        pid = _parent(pid)
+    return pid == os.getpid()
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # The name before it, in parentheses, may hold spaces.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _times(scheduler: Path | None) -> tuple[float, float] | None:
+    """Seconds that the scheduler's main thread ran, and waited for a core; None where not known."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        ran_ns, waited_ns, _ = Path(f"{scheduler}/schedstat").read_text().split()
+        return int(ran_ns) * 1e-9, int(waited_ns) * 1e-9
     return None

@@ -1,4 +1,4 @@
-"""What Specgov costs by being there: the same tier with it and without, in pairs on the same requests."""
+"""What Specgov costs by being there: the same tier with it and without, in pairs of one start and seed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def presence(runs: Runs, on: str, off: str) -> str:
     head = ("load", "pairs", f"{on} / {off}: output rate", "95 % interval", "step time", "95 % interval")
     rows = []
     for load, by_contestant in runs.items():
-        mine, other = ({run["seed"]: run for run in by_contestant.get(name, [])} for name in (on, off))
-        pairs = [(mine[seed], other[seed]) for seed in mine if seed in other]
+        mine, other = (
+            {(run["began"], run["seed"]): run for run in by_contestant.get(name, [])} for name in (on, off)
+        )
+        pairs = [(mine[at], other[at]) for at in mine if at in other]
         if len(pairs) < 2:
             continue
         rates = [math.log(a["output_tokens_per_s"] / b["output_tokens_per_s"]) for a, b in pairs]

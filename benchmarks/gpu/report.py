@@ -37,11 +37,11 @@ PLOTTED = ("oracle", "specgov-greedy", "sglang-adaptive-default", "threshold-tun
 
 
 def collect(documents: Sequence[dict[str, Any]]) -> Runs:
-    """The runs of all documents."""
+    """The runs of all documents, each with the time at which its server was started."""
     runs: Runs = defaultdict(lambda: defaultdict(list))
     for document in documents:
         for run in document["runs"]:
-            runs[run["load"]][run["contestant"]].append(run)
+            runs[run["load"]][run["contestant"]].append({"began": document.get("began", ""), **run})
     return runs
 
 
@@ -63,9 +63,14 @@ def rate(runs: Sequence[dict[str, Any]]) -> float:
 
 
 def ratio(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> float:
-    """The median of the ratios on the same requests, which are those of a seed; nan without any."""
+    """The median of the ratios on the same requests, which are those of a seed; nan without any.
+
+    On the same start of a server too, where the others were played on it.
+    """
     by_seed = {run["seed"]: speed(run) for run in others}
-    ratios = [speed(run) / by_seed[run["seed"]] for run in runs if by_seed.get(run["seed"])]
+    by_start = {(run["began"], run["seed"]): speed(run) for run in others}
+    known = [(run, by_start.get((run["began"], run["seed"])) or by_seed.get(run["seed"])) for run in runs]
+    ratios = [speed(run) / other for run, other in known if other]
     return statistics.median(ratios) if ratios else math.nan
 
 

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
 sys.path[:0] = [str(GPU), str(GPU / "plugin")]
 
 from contest import parse_arguments, rounds  # noqa: E402
 from loads import get_load  # noqa: E402
 from presence import presence  # noqa: E402
-from report import collect, load_table, markdown, summary  # noqa: E402
+from report import collect, load_table, markdown, ratio, summary  # noqa: E402
 from sweep import sweep_figure, sweep_table  # noqa: E402
 
 from specgov.controller.plot import render  # noqa: E402
@@ -93,6 +95,19 @@ def test_presence_is_told_by_the_step_time_too() -> None:
     mean = (math.log(1.1) + math.log(1.05)) / 2
     assert row[:4] == ["steady_8", "2", "1.0000", "1.0000 to 1.0000"]
     assert row[4] == f"{math.exp(mean):.4f}"
+
+
+def test_runs_are_compared_within_a_start_of_the_server_where_that_can_be() -> None:
+    # The second start is on a host twice as slow. A plain server is a start of its own.
+    first = {"began": "1", "runs": [run("ramp", "static-3", 100.0), run("ramp", "specgov-greedy", 110.0)]}
+    second = {"began": "2", "runs": [run("ramp", "static-3", 50.0), run("ramp", "specgov-greedy", 60.0)]}
+    plain = {"began": "3", "runs": [run("ramp", "no-speculation", 40.0)]}
+    by_contestant = collect([first, second, plain])["ramp"]
+    greedy, static = by_contestant["specgov-greedy"], by_contestant["static-3"]
+    assert ratio(greedy, static) == pytest.approx((1.1 + 1.2) / 2)
+    assert ratio(by_contestant["no-speculation"], static) == pytest.approx(40 / 50)
+    row = cells(presence(collect([first, second]), "specgov-greedy", "static-3").splitlines()[2])
+    assert row[:3] == ["ramp", "2", f"{math.sqrt(1.1 * 1.2):.4f}"]
 
 
 def test_a_load_is_played_as_often_as_wanted_each_first_of_all() -> None:

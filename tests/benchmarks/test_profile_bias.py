@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
 sys.path[:0] = [str(GPU), str(GPU / "plugin")]
 
 from figures import Step  # noqa: E402
+from host import HostWatch, _is_ours  # noqa: E402
 from profile_bias import Usable, cell, tables, usable_steps  # noqa: E402
 from rules_sidecar import Turns  # noqa: E402
 
@@ -50,3 +53,14 @@ def test_a_cell_says_where_in_the_hold_steps_are_slow() -> None:
 def test_turns_are_read_from_a_text() -> None:
     config = Turns.Config.from_arguments(("16", "0,1,3"))
     assert (config.steps, config.tiers) == (16, (0, 1, 3))
+
+
+def test_only_schedulers_that_this_process_started_are_watched() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert _is_ours(child.pid)
+        child.communicate(b"\n")
+    assert not _is_ours(child.pid)
+    assert not _is_ours(os.getppid())
+    watch = HostWatch()
+    watch.begin()
+    assert "scheduler_cores" not in watch.end()
