@@ -22,7 +22,7 @@ import numpy as np
 
 from specgov.controller.config import DecisionLogConfig
 from specgov.controller.decision_log import DecisionLog
-from specgov.controller.engine import StepRecord
+from specgov.controller.step_record import StepRecord
 from specgov.policies.types import StepObservation
 from specgov.proto.v1 import specgov_pb2 as pb
 

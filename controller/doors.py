@@ -29,6 +29,8 @@ ENGINE_SERVICE = pb.DESCRIPTOR.services_by_name["SpeculationController"].full_na
 SERVICES = (ENGINE_SERVICE, ADMIN_SERVICE)
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Larger than any report that passes validation: 65,535 requests at 4 bytes each."""
+LOOKAHEAD_BYTES = 8 * 1024
+"""What gRPC reads ahead of a stream: some 25 reports of 64 requests. A larger message comes in parts."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Larger than all engines that are remembered by default, each with as much to say of itself as it may."""
 MAX_METADATA_BYTES = 16 * 1024
@@ -183,6 +185,9 @@ def _options(workers: int) -> Sequence[tuple[str, int]]:
     return [
         # Two servers on one port would each get some of the engines.
         ("grpc.so_reuseport", 0),
+        # What cannot be taken in as fast is to wait with the engine's client, which drops the oldest.
+        ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from specgov.controller.bundles import Bundles
@@ -25,8 +25,9 @@ from specgov.controller.guard.estimates import Outlook
 from specgov.controller.guard.guard import Guard
 from specgov.controller.logs import get_logger
 from specgov.controller.seat import Held, Seat, said
+from specgov.controller.step_record import Lost, StepRecord
 from specgov.controller.validation import RejectedMessage, check_engine_rule, check_report
-from specgov.policies.types import BatchView, EngineSpec, Policy, Reason, StepObservation
+from specgov.policies.types import BatchView, EngineSpec, Policy, Reason
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
@@ -41,23 +42,6 @@ GENERATIONS_BETWEEN_BOOTS = 101
 MODES = {"active": pb.MODE_ACTIVE, "shadow": pb.MODE_SHADOW, "frozen": pb.MODE_FROZEN, "off": pb.MODE_OFF}
 _FOLLOWED_MODES = (pb.MODE_ACTIVE, pb.MODE_FROZEN)
 _MODE_NAMES = {number: name for name, number in MODES.items()}
-
-
-@dataclass(slots=True)
-class StepRecord:
-    """A step that was reported, with what the report says beside the step itself. Nobody changes one.
-
-    ``lag_steps`` is the number of steps from the newest result that the followed decision knew to this step;
-    None where the step followed none that is remembered. ``round_trip_ms`` is the engine's own measure, None
-    where it had no new one.
-    """
-
-    step: StepObservation
-    followed_decision_id: int
-    lag_steps: int | None
-    engine_rule_num_steps: int | None
-    reports_dropped: int
-    round_trip_ms: float | None = None
 
 
 class Engine:
@@ -90,6 +74,7 @@ class Engine:
         self.reports = 0
         self.reports_rejected = 0
         self.reports_dropped = 0
+        self.reports_shed = 0
         self.decisions = 0
         self.tier_switches = 0
         self.restored_reports = 0
@@ -100,6 +85,7 @@ class Engine:
         self._config = config
         self._batch = BatchView(batch_size=1)
         self._last_step_id = 0
+        self._lost = Lost()
         self._generation_offset = 0
         self._round_trip_ms: float | None = None
         self._last_decision_id = 0
@@ -213,10 +199,13 @@ class Engine:
             self.reports_rejected += 1
             self.guard.rejected(error.cause, report)
             raise
-        decision_id, dropped = report.decision_id, report.reports_dropped
+        decision_id, lost = report.decision_id, self._lost
+        dropped = report.reports_dropped + lost.dropped
         lag_steps = self._lag_steps(step.step_id, decision_id)
         round_trip_ms = report.round_trip_us / 1000.0 if report.HasField("round_trip_us") else None
-        record = StepRecord(step, decision_id, lag_steps, engine_rule, dropped, round_trip_ms)
+        record = StepRecord(step, decision_id, lag_steps, engine_rule, dropped, round_trip_ms, lost.shed)
+        if lost.shed:
+            self._lost = Lost()
         self.last_record = record
         self._last_step_id = step.step_id
         self._batch = BatchView.of(step)
@@ -228,7 +217,7 @@ class Engine:
             learns = self.guard.admit(
                 step,
                 followed=decision_id != 0 and self.mode in _FOLLOWED_MODES,
-                reports_dropped=dropped,
+                reports_dropped=record.reports_lost,
                 by_candidate=self.seat.is_candidates(decision_id),
             )
             if learns and self.mode != pb.MODE_FROZEN:
@@ -240,6 +229,12 @@ class Engine:
             if self.seat.has_canary and self.guard.candidate_falls_short:
                 self.seat.stop_canary("the candidate's output rate fell short of the baseline's")
         return record
+
+    def shed(self, report: pb.StepReport) -> None:
+        """Leave a report out unread, for newer ones; the next one that is taken in has a gap before it."""
+        self.reports_shed += 1
+        self._lost.shed += 1
+        self._lost.dropped += report.reports_dropped
 
     def decide(self) -> pb.Decision | None:
         """The decision for the newest batch, a batch of one before the first report; None in mode off."""

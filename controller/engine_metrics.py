@@ -31,8 +31,9 @@ from specgov.controller.histogram import Histogram, SharedHistogram
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
-    from specgov.controller.engine import Engine, StepRecord
+    from specgov.controller.engine import Engine
     from specgov.controller.guard.estimates import Outlook
+    from specgov.controller.step_record import StepRecord
 
 MAX_ENGINES = 64
 OVERFLOW = "_other"
@@ -96,6 +97,7 @@ class Tally:
         "last_report_s",
         "lock",
         "reports_dropped",
+        "reports_shed",
         "round_trip_seconds",
         "step_seconds",
         "steps_by_own_rule",
@@ -110,6 +112,7 @@ class Tally:
         self.step_seconds = 0.0
         self.steps_by_own_rule = 0
         self.reports_dropped = 0
+        self.reports_shed = 0
         self.decisions: dict[tuple[int, int], int] = defaultdict(int)  # by reason and tier
         self.tier_switches = 0
         self.expected_output_tokens = 0.0
@@ -158,6 +161,7 @@ class Tally:
         if not record.followed_decision_id:
             self.steps_by_own_rule += 1
         self.reports_dropped += record.reports_dropped
+        self.reports_shed += record.reports_shed
         if (lag_steps := record.lag_steps) is not None:
             self.lag_steps.add(lag_steps)
         if (round_trip_ms := record.round_trip_ms) is not None:
@@ -306,6 +310,11 @@ def _counts(
         ),
         "reports_dropped": CounterMetricFamily(
             "specgov_reports_dropped", "Step reports that the engine dropped", labels=["engine"]
+        ),
+        "reports_shed": CounterMetricFamily(
+            "specgov_reports_shed",
+            "Step reports that the sidecar left out, since newer ones waited",
+            labels=["engine"],
         ),
         "tier_switches": CounterMetricFamily(
             "specgov_tier_switches",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
-    from specgov.controller.engine import Engine, StepRecord
+    from specgov.controller.engine import Engine
+    from specgov.controller.step_record import StepRecord
 
 
 def state_of(engine: Engine, lags: Sequence[int]) -> pb.EngineState:
@@ -23,6 +24,7 @@ def state_of(engine: Engine, lags: Sequence[int]) -> pb.EngineState:
         reports=engine.reports,
         reports_rejected=engine.reports_rejected,
         reports_dropped=engine.reports_dropped,
+        reports_shed=engine.reports_shed,
         decisions=engine.decisions,
         tier_switches=engine.tier_switches,
         policy_failure=engine.policy_failure,

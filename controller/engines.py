@@ -10,6 +10,7 @@ from specgov.controller.config import ServeConfig
 from specgov.controller.engine import Engine
 from specgov.controller.session import Session, TooManyStreams
 from specgov.controller.state import StateKeeper
+from specgov.controller.turns import Turns
 from specgov.policies.types import EngineSpec
 from specgov.proto.v1 import specgov_pb2 as pb
 
@@ -20,7 +21,7 @@ MAX_NAMED = 8
 class Engines:
     """Engines by id. Its lock is held when streams come and go, never for a step.
 
-    ``keeper`` has what was saved of engines before, None where nothing is kept.
+    ``keeper`` has what was saved of engines before, None where nothing is kept. Streams decide in ``turns``.
     """
 
     def __init__(self, config: ServeConfig, clock: Callable[[], float]) -> None:
@@ -30,6 +31,7 @@ class Engines:
         self._by_id: dict[str, Engine] = {}  # the longest unused first
         self.keeper: StateKeeper | None = None
         self.bundles = Bundles(config)
+        self.turns = Turns()
 
     def connect(
         self, session: Session, info: pb.EngineInfo, spec: EngineSpec

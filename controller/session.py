@@ -2,9 +2,11 @@
 
 Two threads share a session. The reader puts messages into the mailbox; the stream's own thread takes all that
 wait, observes them, decides once, and sends. So a slow reader or a burst costs decisions, which the newest
-replaces anyway, and no queue of them grows. When the mailbox is full the reader stops reading, and the
-engine's client drops and counts its oldest reports. Of more messages than an engine may send the oldest are
-rejected, so that decisions stay fresh; a stream that goes far beyond is ended.
+replaces anyway, and no queue of them grows. Streams take turns (``turns.py``), so that as load grows each
+decision is on more reports. Where more wait than are of use, the oldest are shed: they would only make the
+decision old. When the mailbox is full the reader stops reading, and the engine's client drops and counts its
+oldest reports. Of more messages than an engine may send the oldest are rejected; a stream that goes far
+beyond is ended.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ from specgov.policies.types import PolicyError
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
-    from specgov.controller.engine import Engine, StepRecord
+    from specgov.controller.engine import Engine
     from specgov.controller.engines import Engines
+    from specgov.controller.step_record import StepRecord
 
 MAX_WAITING_MESSAGES = 1024
+NEWEST_REPORTS = 64
+"""Of the reports that wait so many are taken in, the newest; those before them are shed."""
 HELLO_TIMEOUT_S = 10.0
 ROOM_CHECK_S = 0.01
 """How often a reader that waits for room in the mailbox looks again."""
@@ -99,6 +104,7 @@ class Session:
         self._input_ended = False
         self._end: SessionEnded | None = None
         self._rejections: Counter[Cause] = Counter()
+        self._times_shed = 0
 
     # Called from other threads.
 
@@ -148,11 +154,17 @@ class Session:
         """
         try:
             engine = self._engine = self._greet()
-            mail: Sequence[_Mail] = (_Refresh(),)
+            mail: list[_Mail] = [_Refresh()]
             while True:
                 self._is_busy = True
                 records: list[StepRecord] = []
-                decision = self._handle(engine, mail, records)
+                turn = self._engines.turns.begin()
+                try:
+                    if self.moves:  # the first decision knows of no step
+                        self._gather(mail)
+                    decision = self._handle(engine, mail, records)
+                finally:
+                    turn.release()
                 self._is_busy = False
                 self.moves += 1
                 try:
@@ -167,7 +179,7 @@ class Session:
                     raise self._end
                 if self._input_ended:
                     return
-                mail = self._take()
+                mail = [self._mailbox.get()]
         finally:
             self.leave()
 
@@ -225,12 +237,10 @@ class Session:
         self._telemetry.connected(engine, superseded=older is not None)
         return engine
 
-    def _take(self) -> list[_Mail]:
-        """All mail that waits, at least one piece."""
-        mail = [self._mailbox.get()]
+    def _gather(self, mail: list[_Mail]) -> None:
+        """Add all that waits to the mail."""
         while not self._mailbox.empty() and len(mail) < MAX_WAITING_MESSAGES:
             mail.append(self._mailbox.get_nowait())  # nobody else takes from it
-        return mail
 
     def _handle(self, engine: Engine, mail: Sequence[_Mail], records: list[StepRecord]) -> pb.Decision | None:
         """Take in all of ``mail`` in order, then decide once if anything in it calls for a decision.
@@ -245,7 +255,9 @@ class Session:
             sent = sum(map(_FROM_ENGINE.__contains__, map(type, mail)))
             surplus = self._pace.surplus(sent, started_s)
             if surplus:
-                mail = self._shed(engine, mail, surplus)
+                mail = self._reject_oldest(engine, mail, surplus)
+            if len(mail) > NEWEST_REPORTS:
+                mail = self._shed(engine, mail)
             wanted = False
             for piece in mail:
                 wanted |= self._take_in(engine, piece, records)
@@ -258,7 +270,31 @@ class Session:
         self._telemetry.handled(engine, Handled(records, decision, outlook, switched, seconds))
         return decision
 
-    def _shed(self, engine: Engine, mail: Sequence[_Mail], surplus: int) -> Sequence[_Mail]:
+    def _shed(self, engine: Engine, mail: Sequence[_Mail]) -> Sequence[_Mail]:
+        """Leave out all reports but the newest ones; the rest of the mail stays, in its order."""
+        surplus = sum(map(_is_report, mail)) - NEWEST_REPORTS
+        if surplus <= 0:
+            return mail
+        kept: list[_Mail] = []
+        left = surplus
+        for piece in mail:
+            if left and isinstance(piece, pb.EngineMessage) and piece.HasField("report"):
+                engine.shed(piece.report)
+                left -= 1
+            else:
+                kept.append(piece)
+        self._times_shed += 1
+        if _is_told(self._times_shed):
+            get_logger().warning(
+                "the oldest reports were left out, since newer ones waited: more come than can be taken in",
+                engine_id=engine.info.engine_id,
+                reports=surplus,
+                reports_in_all=engine.reports_shed,
+                times=self._times_shed,
+            )
+        return kept
+
+    def _reject_oldest(self, engine: Engine, mail: Sequence[_Mail], surplus: int) -> Sequence[_Mail]:
         """Reject the ``surplus`` oldest of the engine's messages, since it sent more than it may.
 
         Raises:
@@ -300,11 +336,11 @@ class Session:
         return self._input_ended or self._end is not None
 
     def _reject(self, engine: Engine, error: RejectedMessage) -> None:
-        """Count a bad message; log the first of its cause, the second, the fourth and so on."""
+        """Count a bad message; not each of its cause is told."""
         self._rejections[error.cause] += 1
         count = self._rejections[error.cause]
         self._telemetry.rejected(error.cause)
-        if count & (count - 1) == 0:
+        if _is_told(count):
             get_logger().warning(
                 "message rejected",
                 engine_id=engine.info.engine_id,
@@ -312,6 +348,15 @@ class Session:
                 problem=str(error),
                 times=count,
             )
+
+
+def _is_report(piece: _Mail) -> bool:
+    return isinstance(piece, pb.EngineMessage) and piece.HasField("report")
+
+
+def _is_told(times: int) -> bool:
+    """Whether to log what happened that many times: the first, the second, the fourth and so on."""
+    return times & (times - 1) == 0
 
 
 def _take_in_other(engine: Engine, message: pb.EngineMessage) -> bool:

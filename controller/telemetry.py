@@ -16,7 +16,8 @@ from specgov.controller.watch import Watchers
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
-    from specgov.controller.engine import Engine, StepRecord
+    from specgov.controller.engine import Engine
+    from specgov.controller.step_record import StepRecord
     from specgov.controller.tracing import Tracing
 
 

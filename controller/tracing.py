@@ -23,7 +23,8 @@ from specgov.proto.v1 import specgov_pb2 as pb
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from specgov.controller.engine import Engine, StepRecord
+    from specgov.controller.engine import Engine
+    from specgov.controller.step_record import StepRecord
 
 TRACED_CALLS = ("/specgov.v1.ControllerAdmin/", "/specgov.v1.SpeculationController/Decide")
 """What a traced call's path begins with."""

@@ -229,7 +229,8 @@ def _print_engine(answer: specgov_pb2.GetEngineResponse) -> None:
         *policy_facts(engine),
         (
             "reports",
-            f"{engine.reports}, rejected {engine.reports_rejected}, dropped {engine.reports_dropped}",
+            f"{engine.reports}, rejected {engine.reports_rejected}, dropped by the engine "
+            f"{engine.reports_dropped}, left out {engine.reports_shed}",
         ),
         (
             "decisions",

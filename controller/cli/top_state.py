@@ -46,7 +46,7 @@ class Row:
     gain: float | None
     lag_steps: float | None
     round_trip_ms: float | None
-    reports_dropped: int
+    reports_lost: int
     tier_shares: tuple[tuple[int, float], ...]
     reason_shares: tuple[tuple[str, float], ...]
     idle_s: float | None
@@ -168,7 +168,7 @@ class TopState:
             ),
             lag_steps=(state.decision_lag_steps_p50 if state.HasField("decision_lag_steps_p50") else None),
             round_trip_ms=_mean(trips),
-            reports_dropped=state.reports_dropped,
+            reports_lost=state.reports_dropped + state.reports_shed,
             tier_shares=tuple(sorted(_shares(step.num_steps for step in steps))),
             reason_shares=tuple(_shares(enum_word(pb.Reason.Name(step.reason)) for step in steps)),
             idle_s=None if self.problem else now_s - listed.moved_s,

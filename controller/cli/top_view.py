@@ -78,7 +78,7 @@ COLUMNS = (
     Column("gain~", 6, _gain),
     Column("lag", 4, lambda row: _number(row.lag_steps, "g")),
     Column("rt ms", 5, lambda row: _number(row.round_trip_ms, ".2f")),
-    Column("lost", 5, lambda row: str(row.reports_dropped), 124),
+    Column("lost", 5, lambda row: str(row.reports_lost), 124),
     Column("k:% of steps", 28, lambda row: _shares(row.tier_shares, ":"), 180, left=True),
     Column("reasons, %", 14, _reasons, left=True),
 )

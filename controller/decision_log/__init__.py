@@ -18,7 +18,8 @@ A Parquet file has the first two in its metadata instead.
   ``step_ms`` (null where the step's time was not valid);
   ``flags``: those that hold of ``after_prefill``, ``after_idle``, ``has_grammar``, ``warm_up``;
   ``followed_decision_id`` (0 = the engine's own rule), ``lag_steps`` (from the newest step that this decision
-  knew to this one), ``engine_rule_num_steps``, ``reports_dropped`` (lost before this one);
+  knew to this one), ``engine_rule_num_steps``, ``reports_dropped`` (lost before this one:
+  dropped by the engine, or shed by the sidecar);
   ``mode``: ``active``, ``shadow``, ``frozen`` or ``off``;
   ``decision``: what was decided after the step: ``decision_id``, ``known_step_id`` (several steps share a
   decision when they arrived together), ``num_steps``, ``reason``, ``policy``, ``policy_version``,

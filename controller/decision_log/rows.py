@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
-    from specgov.controller.engine import StepRecord
+    from specgov.controller.step_record import StepRecord
 
 SCHEMA = "specgov.decision_log"
 SCHEMA_VERSION = 2
@@ -73,7 +73,7 @@ def step_row(
         "followed_decision_id": record.followed_decision_id,
         "lag_steps": record.lag_steps,
         "engine_rule_num_steps": record.engine_rule_num_steps,
-        "reports_dropped": record.reports_dropped,
+        "reports_dropped": record.reports_lost,
         "mode": _MODES[mode],
         "decision": None if decision is None else _decision(decision),
     }

@@ -22,7 +22,7 @@ from specgov.controller.logs import get_logger
 from specgov.proto.v1 import specgov_pb2 as pb
 
 if TYPE_CHECKING:
-    from specgov.controller.engine import StepRecord
+    from specgov.controller.step_record import StepRecord
 
 
 MAX_PROBLEM_CHARS = 500

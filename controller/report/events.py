@@ -64,7 +64,12 @@ class EventLog:
         """A step, and the decision that it followed where that is known."""
         at_s = row["time_s"]
         if row["reports_dropped"]:
-            self._add("lost", "reports that the engine dropped", at_s, row["reports_dropped"])
+            self._add(
+                "lost",
+                "reports that were dropped or left out",
+                at_s,
+                row["reports_dropped"],
+            )
         if row["followed_decision_id"] == 0 and row["mode"] in ("active", "frozen"):
             self._add("own rule", "steps by the engine's own rule, for want of a fresh decision", at_s, 1)
         if followed is None:

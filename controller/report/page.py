@@ -108,7 +108,7 @@ def _cards(numbers: Totals, steps: Steps) -> list[tuple[str, str]]:
         (f"{numbers.own_rule_steps:,}", "steps by the engine's own rule"),
     ]
     if steps.reports_dropped:
-        shown.append((f"{steps.reports_dropped:,}", "reports lost on the engine's side"))
+        shown.append((f"{steps.reports_dropped:,}", "reports dropped or left out"))
     return [(value, label) for value, label in shown if not value.startswith("nan")]
 
 

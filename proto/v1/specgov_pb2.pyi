@@ -684,6 +684,7 @@ class EngineState(_message.Message):
     ROLLED_BACK_FIELD_NUMBER: _builtins.int
     CANARY_FIELD_NUMBER: _builtins.int
     RESTORED_REPORTS_FIELD_NUMBER: _builtins.int
+    REPORTS_SHED_FIELD_NUMBER: _builtins.int
     connected: _builtins.bool
     mode: Global___Mode.ValueType
     policy: _builtins.str
@@ -707,6 +708,8 @@ class EngineState(_message.Message):
     """why the sidecar itself rolled the last new policy back; empty = it did not"""
     restored_reports: _builtins.int
     """those that the restored estimates rest on; 0 = it started cold"""
+    reports_shed: _builtins.int
+    """left out unread, since newer ones waited"""
     @_builtins.property
     def info(self) -> Global___EngineInfo: ...
     @_builtins.property
@@ -740,10 +743,11 @@ class EngineState(_message.Message):
         rolled_back: _builtins.str = ...,
         canary: Global___CanaryState | None = ...,
         restored_reports: _builtins.int = ...,
+        reports_shed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "canary", b"canary", "decision_lag_steps_p50", b"decision_lag_steps_p50", "guard", b"guard", "info", b"info", "last_step", b"last_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "canary", b"canary", "connected", b"connected", "decision_lag_steps_p50", b"decision_lag_steps_p50", "decisions", b"decisions", "guard", b"guard", "info", b"info", "last_step", b"last_step", "mode", b"mode", "policy", b"policy", "policy_failure", b"policy_failure", "policy_text", b"policy_text", "policy_version", b"policy_version", "previous_policy_text", b"previous_policy_text", "reports", b"reports", "reports_dropped", b"reports_dropped", "reports_rejected", b"reports_rejected", "restored_reports", b"restored_reports", "rolled_back", b"rolled_back", "tier_switches", b"tier_switches", "trial_steps_left", b"trial_steps_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50", "canary", b"canary", "connected", b"connected", "decision_lag_steps_p50", b"decision_lag_steps_p50", "decisions", b"decisions", "guard", b"guard", "info", b"info", "last_step", b"last_step", "mode", b"mode", "policy", b"policy", "policy_failure", b"policy_failure", "policy_text", b"policy_text", "policy_version", b"policy_version", "previous_policy_text", b"previous_policy_text", "reports", b"reports", "reports_dropped", b"reports_dropped", "reports_rejected", b"reports_rejected", "reports_shed", b"reports_shed", "restored_reports", b"restored_reports", "rolled_back", b"rolled_back", "tier_switches", b"tier_switches", "trial_steps_left", b"trial_steps_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["decision_lag_steps_p50"]  # noqa: Y015
     _WhichOneofArgType__decision_lag_steps_p50: _TypeAlias = _typing.Literal["_decision_lag_steps_p50", b"_decision_lag_steps_p50"]  # noqa: Y015

@@ -73,7 +73,7 @@ def test_means_are_over_the_window(state: TopState, clock: Clock) -> None:
     assert (row.step_ms, row.output_tokens_per_s) == (15.0, 300.0)
     assert row.steps_per_s == 50.0  # 550 reports in 11 s
     assert row.round_trip_ms == 1.0
-    assert (row.lag_steps, row.reports_dropped) == (3.0, 7)
+    assert (row.lag_steps, row.reports_lost) == (3.0, 7)
     assert row.tier_shares == ((0, pytest.approx(1 / 3)), (3, pytest.approx(2 / 3)))
     assert row.reason_shares == (("policy", pytest.approx(2 / 3)), ("exploration", pytest.approx(1 / 3)))
     assert row.gain is None

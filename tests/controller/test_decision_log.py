@@ -12,7 +12,7 @@ import pytest
 
 from specgov.controller.config import DecisionLogConfig
 from specgov.controller.decision_log import DecisionLog, open_to_append
-from specgov.controller.engine import StepRecord
+from specgov.controller.step_record import StepRecord
 from specgov.controller.validation import check_report
 from specgov.policies.types import EngineSpec
 from specgov.proto.v1 import specgov_pb2 as pb

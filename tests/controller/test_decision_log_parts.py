@@ -19,7 +19,7 @@ from specgov.controller.config import DecisionLogConfig
 from specgov.controller.decision_log import DecisionLog, DecisionLogError
 from specgov.controller.decision_log.parquet import COLUMNS
 from specgov.controller.decision_log.rows import decision_row, engine_row, step_row
-from specgov.controller.engine import StepRecord
+from specgov.controller.step_record import StepRecord
 from specgov.controller.validation import check_report
 from specgov.env.logged_rows import log_files, read_rows
 from specgov.env.recording import RecordingError

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from prometheus_client import Metric
 
-from specgov.controller.engine import StepRecord
 from specgov.controller.engine_metrics import MAX_QUEUED, OVERFLOW, EngineMetrics, Handled
 from specgov.controller.guard.config import GuardConfig
 from specgov.controller.guard.guard import Guard
 from specgov.controller.metrics import Metrics
+from specgov.controller.step_record import StepRecord
 from specgov.policies.types import EngineSpec, PolicyContext, StepObservation
 from specgov.proto.v1 import specgov_pb2 as pb
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from specgov.controller.config import DecisionLogConfig
 from specgov.controller.decision_log import DecisionLog
-from specgov.controller.engine import StepRecord
+from specgov.controller.step_record import StepRecord
 from specgov.env.calibration import CalibrationError, Setup, calibrate, gather, write_profile
 from specgov.env.fitting import Cells, fit_parametric, isotonic, isotonic_plane, predict
 from specgov.env.recording import RecordingError, read_recording

@@ -134,7 +134,7 @@ def test_what_the_guard_did_is_told_once_for_each_time(logs: ModuleType) -> None
     assert told == [
         ("guard", "budget", 2.0, 4.0, 3),
         ("guard", "budget", 20.0, 21.0, 2),
-        ("lost", "reports that the engine dropped", 22.0, 22.0, 7),
+        ("lost", "reports that were dropped or left out", 22.0, 22.0, 7),
         ("alarm", "zero_acceptance", 22.0, 22.0, 1),
         ("own rule", "steps by the engine's own rule, for want of a fresh decision", 23.0, 23.0, 1),
         ("change", "mode active to shadow", 24.0, 24.0, 0),
