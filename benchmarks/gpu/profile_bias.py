@@ -275,7 +275,7 @@ class ProfileBias:
             "-o",
             str(out),
         ]
-        words += ["--batch-sizes", ",".join(map(str, self._sizes)), "--contexts", "512", "--max-rounds", "1"]
+        words += ["--batch-sizes", ",".join(map(str, self._sizes)), "--contexts", "512", "--max-rounds", "2"]
         words += ["--vocabulary", "-".join(map(str, contest.options.vocabulary))]
         contest.tail.read()
         done = await asyncio.to_thread(

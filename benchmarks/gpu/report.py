@@ -108,7 +108,7 @@ def load_table(by_contestant: dict[str, list[dict[str, Any]]]) -> str:
             "output tokens/s": spread([run["output_tokens_per_s"] for run in runs]),
             "to the best peer": to_best,
             "of the oracle": _percent(ratio(runs, by_contestant.get(ORACLE, []))),
-            "TPOT p50 / p99, ms": _pair(runs, "tpot_ms"),
+            "TPOT p50 / p99, ms": _pair(runs, "tpot_ms", ".2f" if opened else ".1f"),
             "speed (1 / TPOT p50) to the best peer": to_best,
             "TTFT p50 / p99, ms": _pair(runs, "ttft_ms"),
             "most waiting": str(max(run["most_waiting"] for run in runs)) if opened else "",
@@ -288,11 +288,10 @@ def _sort(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def _pair(runs: Sequence[dict[str, Any]], what: str) -> str:
+def _pair(runs: Sequence[dict[str, Any]], what: str, form: str = ".1f") -> str:
     known = [run[what] for run in runs if run[what]]
-    return (
-        " / ".join(f"{statistics.median(k[q] for k in known):.1f}" for q in ("p50", "p99")) if known else ""
-    )
+    medians = [format(statistics.median(k[q] for k in known), form) for q in ("p50", "p99") if known]
+    return " / ".join(medians)
 
 
 def _tiers(runs: Sequence[dict[str, Any]]) -> str:

@@ -57,8 +57,8 @@ def test_an_open_loop_is_told_by_the_time_of_a_token() -> None:
     )
     head, _, first, second = map(cells, load_table(runs["open_low"]).splitlines())
     assert head[1:4] == ["TPOT p50 / p99, ms", "speed (1 / TPOT p50) to the best peer", "TTFT p50 / p99, ms"]
-    assert first[:4] == ["specgov-greedy", "4.0 / 8.0", "+25.0%", "50.0 / 60.0"]
-    assert second[:3] == ["**static-3**", "5.0 / 9.0", "+0.0%"]
+    assert first[:4] == ["specgov-greedy", "4.00 / 8.00", "+25.0%", "50.0 / 60.0"]
+    assert second[:3] == ["**static-3**", "5.00 / 9.00", "+0.0%"]
     assert cells(summary(runs).splitlines()[2])[1:3] == ["static-3, TPOT 5.00 ms", "+25.0%"]
 
 
