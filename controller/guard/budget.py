@@ -60,7 +60,11 @@ class Budget:
         net = self._net(loss)
         if net <= 0:
             return self.tokens >= 0 or loss.is_none
-        reserve = sum(max(self._net(other), 0.0) for other in self._under_way)
+        reserve = 0.0
+        for other in self._under_way:
+            held_back = net if other is loss else self._net(other)
+            if held_back > 0.0:
+                reserve += held_back
         return net + reserve + CHANCES * math.sqrt(self._variance) <= self.tokens
 
     def decided(self, loss: Loss) -> None:

@@ -86,6 +86,7 @@ class Guard:
         self._engine = context.engine
         self._index = {tier: index for index, tier in enumerate(context.engine.tiers)}
         self._known_ranges: tuple[TierRange, ...] = ()
+        self._are_baselines = False  # the ranges that are known
         self._notices = Notices(engine_id, context.clock)
         self._alarms = Alarms(config, context.clock, self._begin, self._notices.end)
         self._output_rate, self._candidates_rate = (
@@ -183,9 +184,10 @@ class Guard:
         """
         if not self.config.enabled:
             return Verdict(policy.choose(batch), GuardCause.NONE)
-        choice, cause = self._choose(policy, batch)
+        verdict = self._choose(policy, batch)
         if self._latency.has_target and self._accounts.estimates is not None:
-            choice, cause = self._keep_latency(choice, cause, self._accounts.estimates)
+            verdict = self._keep_latency(verdict, self._accounts.estimates)
+        choice, cause = verdict
         num_steps = choice.num_steps_for(batch.batch_size)
         self._switching.decided(num_steps, batch.step_id)
         self._accounts.decided(num_steps, batch.batch_size)
@@ -193,7 +195,7 @@ class Guard:
             self.interventions[cause] += 1
             if cause not in _NOT_TOLD_OF_EACH_TIME and not cause.is_alarm:
                 self._notices.say(cause)
-        return Verdict(choice, cause)
+        return verdict
 
     def outlook(self, num_steps: int, batch_size: int) -> Outlook | None:
         """What the newest choice's model expects of a step, beside the baseline; None where nothing is."""
@@ -274,12 +276,14 @@ class Guard:
         return Verdict(_with_estimates(_one_tier(self._engine, num_steps), choice), cause)
 
     def _is_baseline(self, choice: Choice) -> bool:
-        return choice.expected_tokens is None and choice.ranges == self.baseline.ranges
+        """Whether a choice that was checked is the baseline's."""
+        return self._are_baselines and choice.expected_tokens is None
 
     def _checked(self, policy: Policy, choice: Choice) -> Choice:
         if choice.ranges is not self._known_ranges:
             check_ranges(choice.ranges, self._engine, policy.name)
             self._known_ranges = choice.ranges
+            self._are_baselines = choice.ranges == self.baseline.ranges
         if choice.propensity is not None and not 0.0 <= choice.propensity <= 1.0:
             raise PolicyError(f"policy {policy.name} gave {choice.propensity} as a probability")
         return choice
@@ -289,10 +293,11 @@ class Guard:
             return self.baseline
         return self._probe if self._alarms.takes_probe() else self._smallest
 
-    def _keep_latency(self, choice: Choice, cause: GuardCause, estimates: Estimates) -> Verdict:
+    def _keep_latency(self, verdict: Verdict, estimates: Estimates) -> Verdict:
+        choice, cause = verdict
         excess = self._latency.excess(estimates)
         if all(excess[self._index[part.num_steps]] <= 1.0 for part in choice.ranges):
-            return Verdict(choice, cause)
+            return verdict
         instead = self._engine.tiers[self._latency.instead(estimates, excess)]
         starts = [
             (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 DOUBTS = 2.0
 """Standard deviations by which the baseline may bring more than is estimated: that much is charged."""
@@ -30,11 +30,13 @@ class Record:
         return off
 
 
-class Loss(NamedTuple):
+@dataclass(slots=True)
+class Loss:
     """What a step at ``tier`` is expected to lose against ``baseline``; both are indices.
 
     ``tokens`` are lost, ``baseline_tokens`` are what the baseline would bring in the step's time. ``doubt``
-    is the standard deviation of the log of that; ``record`` is of such steps.
+    is the standard deviation of the log of that; ``record`` is of such steps. Nobody changes one; it is made
+    once for many steps.
     """
 
     tier: int
@@ -43,6 +45,14 @@ class Loss(NamedTuple):
     baseline_tokens: float
     doubt: float
     record: Record
+    _doubt_share: float = field(init=False, repr=False)
+    _most_tokens: float = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._doubt_share = math.expm1(DOUBTS * self.doubt)
+        self._most_tokens = self.tokens
+        if self.doubt and not self.is_none:
+            self._most_tokens += self.doubt_tokens(self.baseline_tokens)
 
     @property
     def is_none(self) -> bool:
@@ -51,16 +61,15 @@ class Loss(NamedTuple):
 
     def doubt_tokens(self, baseline_tokens: float) -> float:
         """How many more than ``baseline_tokens`` it may be."""
-        return baseline_tokens * math.expm1(DOUBTS * self.doubt)
+        return baseline_tokens * self._doubt_share
 
     def most_tokens(self) -> float:
         """With doubt, and no less than such steps lost of late."""
-        most, of_baseline, of_late = self.tokens, self.baseline_tokens, self.record.share
-        if self.tier == self.baseline:
+        most, of_late = self._most_tokens, self.record.share
+        if of_late is None or self.tier == self.baseline:
             return most
-        if self.doubt:
-            most += self.doubt_tokens(of_baseline)
-        return most if of_late is None else max(most, of_baseline * of_late)
+        measured = self.baseline_tokens * of_late
+        return measured if measured > most else most
 
 
 NO_LOSS = Loss(0, 0, 0.0, 0.0, 0.0, Record())
