@@ -44,6 +44,8 @@ class Hooks:
         except Exception as error:  # noqa: BLE001 the scheduler must live
             self._runtime.guard.failed("share", error)
         received = original(receiver, requests, *args, **kwargs)
+        if not received:  # as in most iterations
+            return received
         try:
             return self._runtime.after_broadcast(received)
         except Exception as error:  # noqa: BLE001 the scheduler must live

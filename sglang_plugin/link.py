@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, final
 
-from specgov.client import Decision, RelayClient, Report, StreamClient
+from specgov.client import Decision, RelayClient, StreamClient
 from specgov.proto.v1 import specgov_pb2 as pb
 from specgov.sglang_plugin import versions
 from specgov.sglang_plugin.orders import ENGINES_RULE, OWN_RULE, Kind, Order
@@ -83,10 +83,6 @@ class Link:
         if content != self._content:
             self._content, self._order = content, _order(decision)
         return self._order, decision.decision_id
-
-    def submit(self, report: Report) -> None:
-        """Queue a report; never waits."""
-        self.client.submit(report)
 
     def event(self, kind: pb.EngineEvent.Kind.ValueType, step_id: int) -> None:
         """Queue an event; never waits."""

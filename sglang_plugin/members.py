@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, final
 
-import numpy as np
-from numpy.typing import NDArray
-
+from specgov.client.messages import one_byte_each, two_bytes_each
 from specgov.sglang_plugin.slots import SlotTable
 from specgov.sglang_plugin.versions import HEALTH_CHECK_ID
 
 
 class Known(NamedTuple):
-    """Slots (uint16) and generations (uint8) as ``SlotTable`` gives them."""
+    """Slots and generations as ``SlotTable`` gives them, in the wire form of two bytes and one byte each."""
 
-    slots: NDArray[np.uint16]
-    generations: NDArray[np.uint8]
+    slots: bytes
+    generations: bytes
     warm_up: bool
 
 
-_NOBODY = Known(np.zeros(0, np.uint16), np.zeros(0, np.uint8), warm_up=False)
+_NOBODY = Known(b"", b"", warm_up=False)
 
 
 @final
@@ -43,11 +41,11 @@ class Members:
         self._known = _NOBODY
 
     def of(self, live: list[Any]) -> Known:
-        """Who ``live`` are, none of whom has finished; the caller leaves list and arrays alone afterwards."""
+        """Who ``live`` are, none of whom has finished."""
         if live != self._live:
             self.forget()
             self._known = self._look(live)
-            self._live = live
+            self._live = list(live)
         return self._known
 
     def forget(self) -> None:
@@ -57,7 +55,8 @@ class Members:
 
     def _look(self, live: list[Any]) -> Known:
         ids = [r.rid for r in live]
-        return Known(*self._slots.assign(ids), self._is_warm_up(ids))
+        slots, generations = self._slots.assign(ids)
+        return Known(two_bytes_each(slots), one_byte_each(generations), self._is_warm_up(ids))
 
     def _is_warm_up(self, ids: list[str]) -> bool:
         """Health checks by their ids; the server's own first request, which comes alone, by being that."""

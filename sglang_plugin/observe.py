@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, TypeAlias, final
 
 from specgov.client import Report
+from specgov.client.messages import ReportFields
 from specgov.sglang_plugin.members import Known, Members
 from specgov.sglang_plugin.orders import Kind
 from specgov.sglang_plugin.policy import Launch
 
 _STEPS_BETWEEN_KV_READS = 8
 _MAX_STEP_TIME_US = 2**32 - 1
+_ENGINES_RULE = Kind.ENGINES_RULE  # to look an enum's member up is a call, in Python 3.11
 
 
-class Before(NamedTuple):
-    """What must be read before SGLang processes a result: after it requests may have finished by it."""
-
-    members: Known
-    indices: list[int] | None  # of the live requests in the batch; None = all are
-    batch_size: int
-    sum_seq_len_tokens: int
-    max_seq_len_tokens: int
+Before: TypeAlias = tuple[Known, list[int] | None, int, int, int]
+"""What must be read before SGLang processes a result, since requests may have finished after it: the live
+requests, their indices in the batch (None = all are live), the batch size, and the sum and the largest of the
+live requests' lengths in tokens. A plain tuple, since one is made at each step."""
 
 
 @final
@@ -57,6 +55,7 @@ class Observer:
         self._after_idle = True
         self._kv_use: float | None = None
         self._kv_reads_due = 0
+        self._last_size, self._last_padded = -1, 0
         self.last_step_id = 0
 
     def round_begins(self) -> None:
@@ -81,73 +80,89 @@ class Observer:
         if not batch.forward_mode.is_decode():
             return None
         reqs = batch.reqs
-        live = [r for r in reqs if r.finished_reason is None and not r.is_retracted]
-        indices = None
-        if len(live) != len(reqs):
-            indices = [i for i, r in enumerate(reqs) if r.finished_reason is None and not r.is_retracted]
-        lengths = [len(r.origin_input_ids) + len(r.output_ids) for r in live]
-        members = self._members.of(live)
-        return Before(members, indices, len(reqs), sum(lengths), max(lengths, default=0))
+        all_live, sum_tokens, max_tokens = True, 0, 0
+        for r in reqs:
+            if r.finished_reason is not None or r.is_retracted:
+                all_live = False
+                continue
+            tokens = len(r.origin_input_ids) + len(r.output_ids)
+            sum_tokens += tokens
+            if tokens > max_tokens:
+                max_tokens = tokens
+        if all_live:
+            return self._members.of(reqs), None, len(reqs), sum_tokens, max_tokens
+        indices = [i for i, r in enumerate(reqs) if r.finished_reason is None and not r.is_retracted]
+        members = self._members.of([reqs[i] for i in indices])
+        return members, indices, len(reqs), sum_tokens, max_tokens
 
     def after(
         self, scheduler: Any, batch: Any, result: Any, before: Before | None, launch: Launch | None
     ) -> Report | None:
         """The report of a result that SGLang has processed; None where there is nothing to report."""
         now_s = self._clock()
-        self._note_gaps(batch)
+        if self._rounds - self._rounds_at_result > 1 or getattr(batch, "after_idle_gap", False):
+            self._after_idle = True
+        self._rounds_at_result = self._rounds
         if before is None:
             self._note_other(batch)
             return None
+        (slots, generations, warm_up), live, batch_size, sum_seq_len_tokens, max_seq_len_tokens = before
         width, accepted = result.speculative_num_draft_tokens, result.num_correct_drafts_per_req_cpu
-        if not width or accepted is None or len(accepted) != before.batch_size:
+        if not width or accepted is None or len(accepted) != batch_size:
             self._next_contiguous = -1
             return None
-        if before.indices is not None:
-            accepted = [accepted[i] for i in before.indices]
-        slots, generations, warm_up = before.members
+        if live is not None:
+            accepted = [accepted[i] for i in live]
+        num_steps = width - 1
+        decision_id, engine_rule_num_steps = 0, None
+        if launch is not None and launch.num_steps == num_steps:
+            decision_id = launch.decision_id
+            if launch.kind is _ENGINES_RULE:
+                engine_rule_num_steps = num_steps
         step_id = batch.forward_iter
-        step_time_us = min(int((now_s - self._last_s) * 1e6), _MAX_STEP_TIME_US)
-        valid = (
+        step_time_valid = (
             step_id == self._next_contiguous
             and not self._after_prefill
             and not self._after_idle
             and not _prefill_was_launched(scheduler)
         )
-        followed = launch is not None and launch.num_steps == width - 1
-        report = Report(
-            step_id=step_id,
-            batch_size=before.batch_size,
-            num_steps=width - 1,
-            accepted=bytes(accepted),
-            slots=slots,
-            generations=generations,
-            sum_seq_len_tokens=before.sum_seq_len_tokens,
-            max_seq_len_tokens=before.max_seq_len_tokens,
-            waiting_requests=len(scheduler.waiting_queue),
-            step_time_us=step_time_us if valid else 0,
-            step_time_valid=valid,
-            padded_batch_size=self._padded(before.batch_size) if result.can_run_cuda_graph else 0,
-            cuda_graph_ran=bool(result.can_run_cuda_graph),
-            kv_use_ratio=self._kv(),
-            after_prefill=self._after_prefill,
-            after_idle=self._after_idle,
-            has_grammar=bool(batch.has_grammar),
-            warm_up=warm_up,
-            decision_id=launch.decision_id if launch is not None and followed else 0,
-            engine_rule_num_steps=launch.num_steps
-            if launch is not None and followed and launch.kind is Kind.ENGINES_RULE
-            else None,
+        step_time_us = int((now_s - self._last_s) * 1e6) if step_time_valid else 0
+        if step_time_us > _MAX_STEP_TIME_US:
+            step_time_us = _MAX_STEP_TIME_US
+        graph_ran = bool(result.can_run_cuda_graph)
+        if self._kv_reads_due == 0:
+            self._kv_reads_due = _STEPS_BETWEEN_KV_READS
+            self._kv_use = self._read_kv_use()
+        self._kv_reads_due -= 1
+        if batch_size != self._last_size:
+            self._last_size, self._last_padded = batch_size, self._padded(batch_size)
+        fields: ReportFields = (
+            step_id,
+            batch_size,
+            num_steps,
+            bytes(accepted),
+            slots,
+            generations,
+            sum_seq_len_tokens,
+            max_seq_len_tokens,
+            len(scheduler.waiting_queue),
+            step_time_us,
+            step_time_valid,
+            self._last_padded if graph_ran else 0,
+            graph_ran,
+            self._kv_use,
+            self._after_prefill,
+            self._after_idle,
+            bool(batch.has_grammar),
+            warm_up,
+            decision_id,
+            engine_rule_num_steps,
         )
         self._last_s = now_s
         self._next_contiguous = step_id + 1
         self._after_prefill = self._after_idle = False
         self.last_step_id = step_id
-        return report
-
-    def _note_gaps(self, batch: Any) -> None:
-        if self._rounds - self._rounds_at_result > 1 or getattr(batch, "after_idle_gap", False):
-            self._after_idle = True
-        self._rounds_at_result = self._rounds
+        return tuple.__new__(Report, fields)
 
     def _note_other(self, batch: Any) -> None:
         self._next_contiguous = -1
@@ -155,15 +170,9 @@ class Observer:
             self._after_prefill = True
 
     def _padded(self, batch_size: int) -> int:
+        """The batch size of the CUDA graph that runs ``batch_size`` requests, where one does."""
         index = bisect_left(self._graphs, batch_size)
         return self._graphs[index] if index < len(self._graphs) else batch_size
-
-    def _kv(self) -> float | None:
-        if self._kv_reads_due == 0:
-            self._kv_reads_due = _STEPS_BETWEEN_KV_READS
-            self._kv_use = self._read_kv_use()
-        self._kv_reads_due -= 1
-        return self._kv_use
 
 
 def _prefill_was_launched(scheduler: Any) -> bool:

@@ -17,6 +17,8 @@ from specgov.policies.types import BatchView, Policy, StepObservation
 from specgov.sglang_plugin.guarded import Guard
 from specgov.sglang_plugin.orders import Kind, Order
 
+# To look an enum's member up is a call, in Python 3.11, and costs some microseconds out of the caches.
+_TABLE, _OWN_RULE, _ENGINES_RULE = Kind.TABLE, Kind.OWN_RULE, Kind.ENGINES_RULE
 _NO_SLOTS = np.zeros(0, np.uint16)
 _NO_GENERATIONS = np.zeros(0, np.uint8)
 _LEARNING_RULES = ("ema",)
@@ -87,6 +89,7 @@ class GovernedPolicy:
         self._governs = governs
         self._after_switch = after_switch
         self._fallback: Policy | None = None
+        self._learner: Policy | None = None  # the fallback rule, where it is one that learns
         self._graphs: list[int] | None = None
         self._num_steps = initial_steps  # of the newest launch
         self._kept_for = min_steps_between_switches  # launches at that tier
@@ -115,6 +118,7 @@ class GovernedPolicy:
             self._graphs = sorted(cuda_graph_bs) if cuda_graph_bs else None
             if self._governs:
                 self._fallback = self._make_fallback(self.graph_batch_sizes)
+                self._learner = self._fallback if self._fallback.name in _LEARNING_RULES else None
         except Exception as error:  # noqa: BLE001 whatever it is, the scheduler must start
             self._guard.failed("fallback", error)
 
@@ -130,29 +134,29 @@ class GovernedPolicy:
             launch = self._choose(batch_size)
         except Exception as error:  # noqa: BLE001 whatever it is, the scheduler must live
             self._guard.failed("decide", error)
-            launch = Launch(self._engines_rule.get_steps_for_batch(batch_size), 0, Kind.ENGINES_RULE)
+            launch = Launch(self._engines_rule.get_steps_for_batch(batch_size), 0, _ENGINES_RULE)
         self._launched.append(launch)
-        self._kind = launch.kind
-        if launch.num_steps != self._num_steps:
-            self._num_steps = launch.num_steps
+        num_steps, _, self._kind = launch
+        if num_steps != self._num_steps:
+            self._num_steps = num_steps
             self._kept_for = 0
             self._after_switch()
         self._kept_for += 1
-        return launch.num_steps
+        return num_steps
 
     def on_verify_complete(self, num_correct_drafts_per_req: list[int], batch_size: int) -> int | None:
         """Take a result in. Only SGLang's rule may switch at once; we do so before a launch, nowhere else."""
         self.finished = self._launched.popleft() if self._launched else None
-        if self._kind is Kind.ENGINES_RULE:
+        if self._kind is _ENGINES_RULE:
             num_steps = self._engines_rule.on_verify_complete(num_correct_drafts_per_req, batch_size)
             if num_steps is not None and num_steps != self._num_steps:
                 self._num_steps = num_steps
                 self._after_switch()
             return num_steps
-        if self._fallback is None or self._fallback.name not in _LEARNING_RULES:
+        if self._learner is None:
             return None
         try:
-            self._show_fallback(self._fallback, num_correct_drafts_per_req, batch_size)
+            self._show_fallback(self._learner, num_correct_drafts_per_req, batch_size)
         except Exception as error:  # noqa: BLE001 whatever it is, the scheduler must live
             self._guard.failed("learn", error)
         return None
@@ -164,16 +168,16 @@ class GovernedPolicy:
 
     def _choose(self, batch_size: int) -> Launch:
         order, decision_id = self._newest_order()
-        if order.kind is Kind.ENGINES_RULE or self._fallback is None:
-            return Launch(self._engines_rule.get_steps_for_batch(batch_size), 0, Kind.ENGINES_RULE)
-        wanted = order.num_steps_for(batch_size) if order.kind is Kind.TABLE else None
-        kind = Kind.TABLE
+        if order.kind is _ENGINES_RULE or self._fallback is None:
+            return Launch(self._engines_rule.get_steps_for_batch(batch_size), 0, _ENGINES_RULE)
+        wanted = order.num_steps_for(batch_size) if order.kind is _TABLE else None
+        kind = _TABLE
         if wanted is None or wanted not in self._tiers:
             wanted = self._fallback.choose(BatchView(batch_size)).num_steps_for(batch_size)
-            kind, decision_id = Kind.OWN_RULE, 0
+            kind, decision_id = _OWN_RULE, 0
         if wanted != self._num_steps and self._kept_for < self._min_steps and self._num_steps in self._tiers:
-            return Launch(self._num_steps, 0, kind)
-        return Launch(wanted, decision_id, kind)
+            wanted, decision_id = self._num_steps, 0
+        return tuple.__new__(Launch, (wanted, decision_id, kind))  # faster than Launch(...)
 
     def _show_fallback(self, rule: Policy, accepted: list[int], batch_size: int) -> None:
         """Let the fallback rule learn, from results of tiers that it would have chosen too.

@@ -136,7 +136,7 @@ class Runtime:
         report = self._observer.after(scheduler, batch, result, before, launch)
         # SGLang's own rule may use tiers that the sidecar was not told of.
         if report is not None and report.num_steps in self._tiers:
-            self._link.submit(report)
+            self._link.client.submit(report)
 
     def _order_for_launch(self) -> tuple[Order, int]:
         """The order for the step that is being launched: rank 0 alone asks anew, several share the last."""

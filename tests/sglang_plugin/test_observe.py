@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +54,10 @@ class World:
         before = self.observer.before(batch)
         during()
         self.now_s += seconds
-        return self.observer.after(self.scheduler, batch, result, before, launch)
+        report = self.observer.after(self.scheduler, batch, result, before, launch)
+        return report and report._replace(
+            slots=np.frombuffer(report.slots, "<u2"), generations=np.frombuffer(report.generations, np.uint8)
+        )
 
 
 @pytest.fixture
