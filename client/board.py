@@ -33,11 +33,12 @@ class Area:
     what it has and looks again the next time.
     """
 
-    __slots__ = ("_memory", "_number", "_start")
+    __slots__ = ("_memory", "_number", "_places", "_start")
 
     def __init__(self, memory: mmap.mmap, start: int) -> None:
         self._memory = memory
         self._start = start
+        self._places = start + mmap.PAGESIZE, start + mmap.PAGESIZE + PLACE_BYTES
         self._number = 0  # of the newest packet that was written or read here
 
     def write(self, packet: bytes) -> None:
@@ -48,7 +49,7 @@ class Area:
 
         """
         number = self._number + 1
-        place = self._place(number)
+        place = self._places[number & 1]
         body = place + _HEAD.size
         if len(packet) > PLACE_BYTES - _HEAD.size:
             raise ValueError(f"a packet of {len(packet)} bytes is too long")
@@ -62,7 +63,7 @@ class Area:
         (number,) = _NUMBER.unpack_from(self._memory, self._start)
         if number == self._number:
             return None
-        place = self._place(number)
+        place = self._places[number & 1]
         own_number, size, check_sum = _HEAD.unpack_from(self._memory, place)
         if own_number != number or size > PLACE_BYTES - _HEAD.size:
             return None
@@ -72,9 +73,6 @@ class Area:
             return None
         self._number = number
         return packet
-
-    def _place(self, number: int) -> int:
-        return self._start + mmap.PAGESIZE + (number & 1) * PLACE_BYTES
 
 
 @final

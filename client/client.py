@@ -130,7 +130,7 @@ class StreamClient:
 
     def newest(self) -> Decision | None:
         """The decision that came last, whatever its age and reason; None where none has come."""
-        return self._mailbox.held.decision
+        return self._mailbox.newest()
 
     def wait_for_step(self, step_id: int, timeout_s: float) -> Decision | None:
         """The newest decision once it knows ``step_id``; None after ``timeout_s``.

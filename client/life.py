@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TypeAlias
 
 from specgov.client.messages import Decision
 from specgov.proto.v1 import specgov_pb2 as pb
@@ -10,16 +10,11 @@ from specgov.proto.v1 import specgov_pb2 as pb
 _SHADOW = pb.REASON_SHADOW
 
 
-class Held(NamedTuple):
-    """The newest decision and until when the engine may apply it."""
+Held: TypeAlias = tuple[Decision | None, int, float, float]
+"""The newest decision and until when the engine may apply it: the last step that it may apply to (-1 = none),
+its time to live in seconds, and ``DecisionLife.active_s`` when it came."""
 
-    decision: Decision | None
-    last_step_id: int  # the last step that it may apply to; -1 = none
-    ttl_s: float
-    active_s: float  # ``DecisionLife.active_s`` when it came
-
-
-NOTHING_HELD = Held(None, -1, 0.0, 0.0)
+NOTHING_HELD: Held = (None, -1, 0.0, 0.0)
 
 
 class DecisionLife:
@@ -33,7 +28,7 @@ class DecisionLife:
     __slots__ = ("_gap", "_last_report_s", "active_s", "held")
 
     def __init__(self) -> None:
-        self.held = NOTHING_HELD
+        self.held = NOTHING_HELD  # a plain tuple: it is made at each step
         self.active_s = 0.0  # time in which steps were being made, up to the last report
         self._gap = True  # the time since the last report is not time in which steps were made
         self._last_report_s = 0.0
@@ -53,10 +48,16 @@ class DecisionLife:
     def hold(self, decision: Decision, max_ttl_steps: int, max_ttl_s: float) -> None:
         """Make ``decision`` the newest; its life is cut to the two limits."""
         _, known_step_id, _, _, _, _, ttl_steps, ttl_ms, reason, _, _, _, _ = decision
-        last_step_id = known_step_id + min(ttl_steps, max_ttl_steps)
+        ttl_s = ttl_ms / 1000.0
         if reason == _SHADOW or not ttl_steps or not ttl_ms:
             last_step_id = -1
-        self.held = Held(decision, last_step_id, min(ttl_ms / 1000.0, max_ttl_s), self.active_s)
+        else:
+            last_step_id = known_step_id + (ttl_steps if ttl_steps < max_ttl_steps else max_ttl_steps)
+        self.held = decision, last_step_id, ttl_s if ttl_s < max_ttl_s else max_ttl_s, self.active_s
+
+    def newest(self) -> Decision | None:
+        """The decision that came last, whatever its age and reason."""
+        return self.held[0]
 
     def current(self, step_id: int, now_s: float) -> Decision | None:
         """The newest decision if it may be applied to step ``step_id`` at ``now_s``."""

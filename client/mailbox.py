@@ -76,10 +76,10 @@ class Mailbox(DecisionLife):
             self._waiting += 1
             try:
                 self._arrived.wait_for(lambda: self._knows(step_id), timeout_s)
-                return self.held.decision if self._knows(step_id) else None
+                return self.newest() if self._knows(step_id) else None
             finally:
                 self._waiting -= 1
 
     def _knows(self, step_id: int) -> bool:
-        decision = self.held.decision
+        decision = self.newest()
         return decision is not None and decision.known_step_id >= step_id

@@ -29,7 +29,9 @@ WAKE_UP = b"W"
 # what protobuf's messages do; the relay makes messages of them.
 # The fields are in their order, with what tells None before them; drops and the arrays' bytes come last.
 _REPORT = struct.Struct("<c Q 2I 2Q 2I ? I b ?d 4? Q q 3I")
-_DECISION = struct.Struct("<d 2Q 5I i ?d 2I")
+# Of a decision the time, its number and its step, which are its own; and the rest, mostly the last one's.
+_DECISION = struct.Struct("<d 2Q")
+_DECISION_REST = struct.Struct("<5I i ?d 2I")
 _RANGE = struct.Struct("<3I")
 _NOT_KNOWN = -1
 
@@ -63,7 +65,13 @@ def pack_report(report: Report, reports_dropped: int) -> bytes:
         decision_id,
         rule,
     ) = report  # at once: twenty attributes would take longer than all the rest
-    accepted, slots = one_byte_each(accepted), two_bytes_each(slots)
+    # Calls, too, cost more than what they do.
+    if not isinstance(accepted, bytes):
+        accepted = one_byte_each(accepted)
+    if not isinstance(slots, bytes):
+        slots = two_bytes_each(slots)
+    if not isinstance(generations, bytes):
+        generations = one_byte_each(generations)
     try:
         head = _REPORT.pack(
             REPORT,
@@ -91,7 +99,7 @@ def pack_report(report: Report, reports_dropped: int) -> bytes:
         )
     except struct.error as error:
         raise ValueError(str(error)) from error
-    return b"".join((head, accepted, slots, one_byte_each(generations)))
+    return head + accepted + slots + generations
 
 
 def reports_in(packets: Iterable[bytes]) -> int:
@@ -156,9 +164,8 @@ def pack_decision(decision: Decision) -> bytes:
     """A packet; ``decision.received_s`` is on the system's monotonic clock."""
     policy, policy_version = decision.policy.encode(), decision.policy_version.encode()
     head = _DECISION.pack(
-        decision.received_s,
-        decision.decision_id,
-        decision.known_step_id,
+        decision.received_s, decision.decision_id, decision.known_step_id
+    ) + _DECISION_REST.pack(
         decision.num_steps,
         decision.batch_size_min,
         decision.batch_size_max,
@@ -175,10 +182,17 @@ def pack_decision(decision: Decision) -> bytes:
 
 def unpack_decision(packet: bytes, clock_ahead_s: float = 0.0) -> Decision:
     """The decision in ``packet``, received by a clock that is ``clock_ahead_s`` ahead of the system's."""
+    received_s, decision_id, known_step_id = _DECISION.unpack_from(packet)
+    fields = (decision_id, known_step_id, *_rest(packet[_DECISION.size :]), received_s + clock_ahead_s)
+    return tuple.__new__(Decision, fields)  # faster than Decision(*fields)
+
+
+@functools.lru_cache(maxsize=16)
+def _rest(
+    packed: bytes,
+) -> tuple[int, int, int, tuple[TierRange, ...], int, int, int, str, str, float | None]:
+    """``Decision``'s fields from ``num_steps`` to ``propensity``; kept, since few of them change often."""
     (
-        received_s,
-        decision_id,
-        known_step_id,
         num_steps,
         batch_size_min,
         batch_size_max,
@@ -189,33 +203,20 @@ def unpack_decision(packet: bytes, clock_ahead_s: float = 0.0) -> Decision:
         propensity,
         policy_bytes,
         version_bytes,
-    ) = _DECISION.unpack_from(packet)
-    policy, policy_version, neighbours = _rest(packet[_DECISION.size :], policy_bytes, version_bytes)
-    return Decision(
-        decision_id,
-        known_step_id,
+    ) = _DECISION_REST.unpack_from(packed)
+    version_at = _DECISION_REST.size + policy_bytes
+    ranges_at = version_at + version_bytes
+    return (
         num_steps,
         batch_size_min,
         batch_size_max,
-        neighbours,
+        tuple(map(TierRange._make, _RANGE.iter_unpack(packed[ranges_at:]))),
         ttl_steps,
         ttl_ms,
         reason,
-        policy,
-        policy_version,
+        packed[_DECISION_REST.size : version_at].decode(),
+        packed[version_at:ranges_at].decode(),
         propensity if propensity_known else None,
-        received_s + clock_ahead_s,
-    )
-
-
-@functools.lru_cache(maxsize=16)
-def _rest(packed: bytes, policy_bytes: int, version_bytes: int) -> tuple[str, str, tuple[TierRange, ...]]:
-    """A policy's name and version, and the ranges; kept, since one decision's are mostly the last one's."""
-    ranges_at = policy_bytes + version_bytes
-    return (
-        packed[:policy_bytes].decode(),
-        packed[policy_bytes:ranges_at].decode(),
-        tuple(map(TierRange._make, _RANGE.iter_unpack(packed[ranges_at:]))),
     )
 
 

@@ -117,14 +117,15 @@ class RelayClient:
         self._life.reported(self._clock(), report.after_idle)
         self._submitted += 1
         try:
-            packet = packets.pack_report(report, min(self._untold, _UINT32_MAX))
+            packet = packets.pack_report(report, self._untold and min(self._untold, _UINT32_MAX))
         except (AttributeError, TypeError, ValueError) as error:
             self._rejected += 1
             self._untold += 1
             self._last_error = f"report {report!r:.200} cannot be sent: {error}"
             log.warning(self._last_error)
             return
-        if (not self._events or self._put_events()) and self._put(packet):
+        board = self._line.board
+        if board is not None and (not self._events or self._put_events()) and board.packets.write(packet):
             self._untold = 0
         else:
             self._untold += 1
@@ -138,7 +139,7 @@ class RelayClient:
     def newest(self) -> Decision | None:
         """The decision that came last, whatever its age and reason; None where none has come."""
         self._read()
-        return self._life.held.decision
+        return self._life.newest()
 
     def event(self, kind: pb.EngineEvent.Kind.ValueType, step_id: int) -> None:
         """Send an event behind the reports so far; ``step_id``: the newest step, or 0."""
@@ -213,7 +214,8 @@ class RelayClient:
         if board is None:
             self._restart_when_due()
         elif (packet := board.decisions.news()) is not None:
-            decision = packets.unpack_decision(packet, self._clock() - time.monotonic())
+            ahead_s = 0.0 if self._clock is time.monotonic else self._clock() - time.monotonic()
+            decision = packets.unpack_decision(packet, ahead_s)
             self._life.hold(decision, self._limits.max_ttl_steps, self._limits.max_ttl_s)
 
     # The relay's life.

@@ -61,9 +61,17 @@ class Ring:
             self._taken, _ = _READER.unpack_from(self._memory, self._start + _READER_AT)
             if written + size - self._taken > ROOM_BYTES:
                 return False
-        self._put(written, _HEAD.pack(len(packet), zlib.crc32(packet, written & _UINT32)) + packet)
+        data = _HEAD.pack(len(packet), zlib.crc32(packet, written & _UINT32)) + packet
+        at = written % ROOM_BYTES
+        first = self._room + at
+        if at + size <= ROOM_BYTES:
+            self._memory[first : first + size] = data
+        else:
+            fits = ROOM_BYTES - at
+            self._memory[first : first + fits] = data[:fits]
+            self._memory[self._room : self._room + size - fits] = data[fits:]
         self._before_newest, self._written = written, written + size
-        put_number(self._memory, self._start, _PLACE.pack(self._written))
+        self._memory[self._start : self._start + _NUMBER_BYTES] = _PLACE.pack(self._written)  # as put_number
         return True
 
     def must_be_woken(self, now_s: float) -> bool:
@@ -97,16 +105,6 @@ class Ring:
         """As the writer, when the reader is gone: take what that has not."""
         self._taken, _ = _READER.unpack_from(self._memory, self._start + _READER_AT)
         return list(iter(self.take, None))
-
-    def _put(self, place: int, data: bytes) -> None:
-        at = place % ROOM_BYTES
-        first = self._room + at
-        if at + len(data) <= ROOM_BYTES:
-            self._memory[first : first + len(data)] = data
-            return
-        fits = ROOM_BYTES - at
-        self._memory[first : first + fits] = data[:fits]
-        self._memory[self._room : self._room + len(data) - fits] = data[fits:]
 
     def _get(self, place: int, size: int) -> bytes:
         at = place % ROOM_BYTES

@@ -57,7 +57,7 @@ def test_a_packet_that_is_not_whole_is_not_read_until_it_is(at: int, value: int)
     relay.decisions.write(b"a" * 100)
     assert engine.decisions.news() == b"a" * 100
     relay.decisions.write(b"b" * 100)
-    place = relay.decisions._place(2)
+    place = relay.decisions._places[0]
     spot = at if at < 8 else place + at - 8  # the area's number, then the place of the second packet
     before = relay._memory[spot]
     relay._memory[spot] = value

@@ -101,6 +101,17 @@ def test_a_decision_with_every_field(decision: Decision) -> None:
     assert unpack_decision(pack_decision(decision)) == decision
 
 
+@given(st.lists(st.tuples(DECISIONS, st.integers(1, 3), st.floats(-1e3, 1e3)), max_size=5))
+def test_decisions_that_follow_each_other(followed: list[tuple[Decision, int, float]]) -> None:
+    """Some with all but their number, step and time as in the last one."""
+    for decision, times, ahead_s in followed:
+        for number in range(times):
+            own = decision._replace(decision_id=number, known_step_id=2 * number, received_s=3.0 * number)
+            assert unpack_decision(pack_decision(own), ahead_s) == own._replace(
+                received_s=3.0 * number + ahead_s
+            )
+
+
 def test_the_longest_decision_finds_room() -> None:
     decision = Decision(
         1, 1, 3, 1, 1, (TierRange(1, 2, 3),) * MAX_NEIGHBOURS, 1, 1, 1, "p" * 32_000, "v" * 32_000, None, 0.0
