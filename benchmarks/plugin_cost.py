@@ -316,8 +316,8 @@ def sidecar() -> Iterator[str]:
             process.wait(10)
 
 
-def show(cell: HooksCell | HostBoundCell, first: bool) -> None:
-    """A row of a table, under its head where it is the ``first``."""
+def show(cell: Any, first: bool) -> None:
+    """A dataclass as a row of a table, under its head where it is the ``first``."""
     row = asdict(cell)
     if first:
         print("| " + " | ".join(row) + " |")
