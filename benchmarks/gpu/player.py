@@ -117,7 +117,8 @@ class _InFlight:
             everything = {"rid": "", "abort_all": True}
             async with self._session.post(f"{self._player.url}/abort_request", json=everything):
                 pass
-            await asyncio.wait(self.tasks, timeout=1.0)
+            if self.tasks:  # the last may have ended meanwhile
+                await asyncio.wait(self.tasks, timeout=1.0)
 
     async def _send(self, rid: RequestId, prompt_tokens: int, output_tokens: int) -> None:
         self.played.sent_s[rid.number] = time.monotonic()
