@@ -54,7 +54,13 @@ def test_observations_are_equal_through_client_protocol_and_session(scenario):
     info = engine_info(
         simulation.server, engine_id="e", boot_id="b", profile=simulation.scenario.profile.name
     )
-    messages = [pb.EngineMessage(info=info)]
+    engines = Engines(ServeConfig.model_validate({"guard": {"enabled": False}}), time.monotonic)
+    session = Session(engines, Telemetry(Metrics()))
+    session.deliver(pb.EngineMessage(info=info))
+    recorder = Recorder(Features(check_info(info), load_profile(info.profile).step_time))
+    decisions = session.run()
+    next(decisions)  # the first one, made before any step
+    engines.get("e").seat.resume(Held("recorder", recorder))
     expected = []
     rng = np.random.default_rng(0)
     for _ in range(300):
@@ -62,17 +68,8 @@ def test_observations_are_equal_through_client_protocol_and_session(scenario):
         expected.append(outcome.observation[0])
         report = report_of(observation_of(outcome.step, simulation.server.config.engine), decision_id=0)
         wire = report_to_proto(report, reports_dropped=0).SerializeToString()
-        messages.append(pb.EngineMessage(report=pb.StepReport.FromString(wire)))
-
-    engines = Engines(ServeConfig.model_validate({"guard": {"enabled": False}}), time.monotonic)
-    session = Session(engines, Telemetry(Metrics()))
-    session.read(messages)
-    recorder = Recorder(Features(check_info(info), load_profile(info.profile).step_time))
-    decisions = session.run()
-    next(decisions)  # the first one, made before any step
-    engines.get("e").seat.resume(Held("recorder", recorder))
-    for _ in decisions:
-        pass
+        session.deliver(pb.EngineMessage(report=pb.StepReport.FromString(wire)))
+        assert next(decisions).known_step_id == report.step_id  # as an engine does: none waits behind others
 
     assert len(recorder.observations) == 300
     np.testing.assert_array_equal(recorder.observations, expected)
