@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
+from specgov.controller import service
+from specgov.controller.session import Session
 from specgov.proto.v1 import specgov_pb2 as pb
 
 Make = Callable[..., Any]
@@ -270,10 +273,16 @@ def test_stream_over_the_limit(
     sidecar.stream(engine_id="c")
 
 
-def test_silent_streams_leave_workers_for_everyone_else(start: Make, eventually: Eventually) -> None:
+def test_silent_streams_leave_workers_for_everyone_else(
+    start: Make, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Streams that never say who they are cannot use up the server's threads."""
+    # However slow the machine, none of them is ended for its silence before the last one has come.
+    monkeypatch.setattr(service, "Session", partial(Session, hello_timeout_s=600.0))
     sidecar = start(max_streams=1)
     silent = [sidecar.silent_stream() for _ in range(17)]  # the limit of 1 and the 16 above it
+    # Threads begin them, in any order: the one that is to be refused must not come before another.
+    eventually(lambda: sidecar.sidecar.open_streams == 17, "the silent streams' beginning")
     refused = sidecar.silent_stream()
     code, details = refused.end()
     assert (code, details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams are open")
