@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specgov.env.fitting import Array, Cells, fit_parametric, isotonic_plane, predict
+from specgov.env.fitting import Array, Cells, fit_parametric, isotonic_grid, predict
 from specgov.env.logged_steps import logged, logged_engine, require_one_kind
 from specgov.env.prefill_cost import prefill_cost
 from specgov.env.recording import Recording
@@ -262,9 +262,7 @@ def complete(
     base = int(np.searchsorted(contexts, _base_context(cells)))
     step_ms, ratio = _filled(recorded["median_ms"], modelled, batches, base, slope_ratio)
     weights = np.maximum(count.astype(np.float64), EXTRAPOLATED_WEIGHT)
-    planes = np.stack([isotonic_plane(plane, weight) for plane, weight in zip(step_ms, weights, strict=True)])
-    monotone: Array = np.maximum.accumulate(planes, axis=0)
-    step_ms = monotone.round(4)
+    step_ms = isotonic_grid(step_ms, weights).round(4)
     rounded = {name: np.round(values, 4) for name, values in recorded.items()}
     return StepGrid(contexts, batches, tiers, step_ms, count, **rounded), ratio
 

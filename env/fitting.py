@@ -79,6 +79,18 @@ def isotonic_plane(values: Array, weights: Array) -> Array:
     return np.asarray(np.maximum.accumulate(plane, axis=0))
 
 
+def isotonic_grid(values: Array, weights: Array) -> Array:
+    """``values`` (C, B, K) made ascending along all three axes: its planes and the first axis in turn."""
+    grid = values
+    for _ in range(200):
+        grid = np.stack([isotonic_plane(*each) for each in zip(grid, weights, strict=True)])
+        if (np.diff(grid, axis=0) >= 0).all():
+            return grid
+        grid = np.apply_along_axis(_packed_isotonic, 0, np.concatenate([grid, weights]))
+    planes = [isotonic_plane(*each) for each in zip(grid, weights, strict=True)]
+    return np.asarray(np.maximum.accumulate(np.stack(planes), axis=0))
+
+
 def _packed_isotonic(packed: Array) -> Array:
     values, weights = np.split(packed, 2)
     return isotonic(values, weights)

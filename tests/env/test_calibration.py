@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from specgov.controller.config import DecisionLogConfig
 from specgov.controller.decision_log import DecisionLog
 from specgov.controller.step_record import StepRecord
 from specgov.env.calibration import CalibrationError, Setup, calibrate, gather, write_profile
-from specgov.env.fitting import Cells, fit_parametric, isotonic, isotonic_plane, predict
 from specgov.env.recording import RecordingError, read_recording
 from specgov.policies.profile import load_profile, parse_profile
-from specgov.policies.step_time import DRAFTS, HARDWARE, MODELS, Coefficients, roofline_prior
+from specgov.policies.step_time import DRAFTS, HARDWARE, MODELS
 from specgov.policies.types import StepObservation
 from specgov.proto.v1 import specgov_pb2 as pb
 
@@ -226,47 +221,17 @@ def test_no_recording_is_too_little() -> None:
         calibrate([])
 
 
-@pytest.mark.parametrize(
-    ("values", "weights", "expected"),
-    [
-        ([1, 3, 2, 4], [1, 1, 1, 1], [1, 2.5, 2.5, 4]),
-        ([3, 2, 1], [1, 1, 1], [2, 2, 2]),
-        ([3, 1], [1, 3], [1.5, 1.5]),
-        ([1, 5, 4, 0], [1, 1, 1, 2], [1, 2.25, 2.25, 2.25]),
-    ],
-)
-def test_pool_adjacent_violators(values: list[float], weights: list[float], expected: list[float]) -> None:
-    assert isotonic(np.array(values, float), np.array(weights, float)) == pytest.approx(expected)
-
-
-@given(hnp.arrays(np.float64, (4, 5), elements=st.floats(1, 100)))
-def test_a_smoothed_plane_ascends_both_ways(values: np.ndarray) -> None:
-    plane = isotonic_plane(values, np.ones_like(values))
-    assert (np.diff(plane, axis=0) >= 0).all()
-    assert (np.diff(plane, axis=1) >= -1e-9).all()
-    assert values.min() - 1e-9 <= plane.min()
-    assert plane.max() <= values.max() + 1e-9
-
-
-def test_an_ascending_plane_stays_as_it_is() -> None:
-    values = np.add.outer(np.arange(4.0), np.arange(5.0))
-    assert (isotonic_plane(values, np.ones_like(values)) == values).all()
-
-
-def test_the_fit_finds_what_made_the_cells() -> None:
-    """Cells made by a model with other coefficients are met within 1 %, from the default start."""
-    start = roofline_prior(MODELS["llama-3.1-8b"], DRAFTS["llama-3.1-8b"], HARDWARE["H200"])
-    truth = replace(
-        start, coefficients=replace(Coefficients(), fixed_ms=2.0, compute_efficiency=0.8, token_us=3.0)
-    )
-    context, batch, tier = (
-        axis.ravel()
-        for axis in np.meshgrid([512.0, 4096.0], [1, 4, 16, 64, 256], [0, 1, 3, 7], indexing="ij")
-    )
-    ones = np.ones(len(batch))
-    cells = Cells(context, batch, tier, ones > 0, ones, ones, ones, ones.astype(np.int64))
-    cells = replace(cells, median_ms=predict(truth, cells))
-    np.testing.assert_allclose(predict(fit_parametric(start, cells), cells), cells.median_ms, rtol=0.01)
+def test_a_dear_context_does_not_raise_the_next_alone(recorder: Recorder) -> None:
+    """A host that was slow for one context: the longer one, of 21 steps, weighs thrice its 7."""
+    for context, slow_ms, times in ((512, 2.0, 10), (4096, 0.0, 24)):
+        for batch in (1, 8):
+            recorder.run(context, batch)
+            for tier in (0, 3):
+                recorder.steps([5 + slow_ms + batch / 8 + tier] * times, tier)
+    grid = calibrate([read_recording(recorder.save())], Setup(graph_batch_sizes=(1, 8))).grid
+    assert grid.count[1:3, 0, 0].tolist() == [7, 21]
+    # (7 * 7.125 + 21 * 5.125) / 28
+    assert grid.step_ms[1:3, 0, 0] == pytest.approx([5.625, 5.625], abs=2e-3)
 
 
 def test_a_decision_log_that_the_sidecar_wrote(tmp_path: Path) -> None:
