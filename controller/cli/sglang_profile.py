@@ -126,10 +126,12 @@ def lengths(context_tokens: int, tiers: Sequence[int], hold_steps: int) -> tuple
 
     The output has as many tokens as one turn of all tiers takes if every draft is accepted (more turns if
     fewer are), or fewer where the context leaves no room: a calibration takes the nearest power of two.
+    Where there is room on both sides the context is in the middle, since its cell is taken to be of it.
     """
-    prompt = math.ceil(SHORTEST * context_tokens)
+    shortest = math.ceil(SHORTEST * context_tokens)
     turn = hold_steps * sum(tier + 1 for tier in tiers)
-    return prompt, max(1, min(turn, math.floor(LONGEST * context_tokens) - prompt))
+    tokens = max(1, min(turn, math.floor(LONGEST * context_tokens) - shortest))
+    return max(shortest, context_tokens - tokens // 2), tokens
 
 
 class _Recorder:

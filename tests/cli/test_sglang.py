@@ -130,9 +130,10 @@ def test_a_profile_is_recorded_and_can_be_calibrated(
 ) -> None:
     out = tmp_path / "steps.jsonl"
     assert profile(server, out, "--contexts", "64,256", "--batch-sizes", "1,4") == 0
-    # Prompts of 0.72 times the context; answers of one turn of all tiers, 6 * (1 + 2 + 4) tokens.
+    # Answers of one turn of all tiers, 6 * (1 + 2 + 4) tokens; prompts of half of it less than the context,
+    # or of 0.72 times the context where that is more: 256 - 21, ceil(0.72 * 64).
     # Times do not scatter, so two rounds are enough, and they are rounds: no batch is repeated at once.
-    assert server.batches == [(1, 47, 42), (4, 47, 42), (1, 185, 42), (4, 185, 42)] * 2
+    assert server.batches == [(1, 47, 42), (4, 47, 42), (1, 235, 42), (4, 235, 42)] * 2
     said = capsys.readouterr().out
     # The made-up server's times do not scatter: medians are its formula, exactly.
     assert "num_steps 3 6.60 ms +-0.0%, p99 6.60 ms" in said
@@ -147,7 +148,9 @@ def test_a_profile_is_recorded_and_can_be_calibrated(
 def test_lengths_stay_near_their_power_of_two() -> None:
     # floor(1.4 * 64) - ceil(0.72 * 64) = 89 - 47 tokens have room; 16 * (1 + 3) = 64 do not, 6 * 4 do.
     assert lengths(64, (0, 2), 16) == (47, 42)
-    assert lengths(64, (0, 2), 6) == (47, 24)
+    # 64 in the middle of 24: from 52 to 76. Of 384 tokens around 4096: from 3904 to 4288.
+    assert lengths(64, (0, 2), 6) == (52, 24)
+    assert lengths(4096, (0, 1, 2, 3, 5, 7), 16) == (3904, 384)
     for context in (8, 512, 4096):
         prompt, tokens = lengths(context, range(16), 16)
         assert round(math.log2(prompt)) == round(math.log2(prompt + tokens)) == math.log2(context)
@@ -156,7 +159,7 @@ def test_lengths_stay_near_their_power_of_two() -> None:
 def test_default_batch_sizes_and_what_does_not_fit(
     server: MadeUpServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # 4 * (1475 + 42) tokens are more than the 4,000 of the cache; the server takes prompts of 900 at most.
+    # 4 * (2027 + 42) tokens are more than the 4,000 of the cache; the server takes prompts of 900 at most.
     assert profile(server, tmp_path / "a", "--contexts", "2048", "--batch-sizes", "4") == 0
     assert "left out, the KV cache holds 4000 tokens only" in capsys.readouterr().out
     assert profile(server, tmp_path / "b", "--contexts", "2048", "--batch-sizes", "1") == 1
