@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -166,9 +167,16 @@ def processes_of(session: int) -> list[int]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that stays free until the server takes it, half a minute later.
+
+    One below those that Linux gives to whoever asks for any (32768 and up): of those gloo and other tests'
+    servers may get it in the meantime.
+    """
+    while True:
+        port = random.randrange(20_000, 31_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(holds: Callable[[], Any], timeout_s: float = WAIT_S, what: Callable[[], str] = str) -> None:
