@@ -162,9 +162,9 @@ def gather(
     """
     steps: dict[tuple[bool, float, int, int], list[float]] = {}
     for recording in recordings:
-        batch = _running_sizes(recording, graph_batch_sizes)
+        batch = running_sizes(recording, graph_batch_sizes)
         for key in zip(
-            _contexts(recording, batch), batch, recording.num_steps, recording.step_ms, strict=True
+            cell_contexts(recording, batch), batch, recording.num_steps, recording.step_ms, strict=True
         ):
             cell = (recording.can_speculate, float(key[0]), int(key[1]), int(key[2]))
             steps.setdefault(cell, []).append(float(key[3]))
@@ -299,7 +299,8 @@ def _filled(
     return np.where(np.isnan(median_ms), derived, median_ms), float(ratio)
 
 
-def _running_sizes(recording: Recording, graph_batch_sizes: tuple[int, ...]) -> NDArray[np.int64]:
+def running_sizes(recording: Recording, graph_batch_sizes: tuple[int, ...] = ()) -> NDArray[np.int64]:
+    """The padded batch size of each step: the recording's, or by the graphs' sizes, or as it is."""
     if not graph_batch_sizes or not len(recording.batch_size):
         by_rule = recording.batch_size
     else:
@@ -307,7 +308,8 @@ def _running_sizes(recording: Recording, graph_batch_sizes: tuple[int, ...]) -> 
     return np.where(recording.padded_batch_size > 0, recording.padded_batch_size, by_rule)
 
 
-def _contexts(recording: Recording, running_sizes: NDArray[np.int64]) -> Array:
+def cell_contexts(recording: Recording, running_sizes: NDArray[np.int64]) -> Array:
+    """The context (tokens a request) by which each step is sorted: see the rules above, 1."""
     stated = recording.context_tokens.astype(np.float64)
     mean = recording.sum_seq_len_tokens / np.maximum(running_sizes, 1)
     nearest = np.exp2(np.round(np.log2(np.maximum(mean, 1.0))))

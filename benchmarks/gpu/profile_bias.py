@@ -5,7 +5,8 @@
 
 The first measures, on a contest's server and before its runs: the same tiers at the same batch sizes under
 variants that differ in one thing each, in an order drawn anew for each pass, so that what changes with time
-(a slow host) is told apart from what belongs to a variant. The second prints the tables. All times are those
+(a slow host) is told apart from what belongs to a variant. The second prints the tables, among them how slow
+each slice was beside what the host said of itself. All times are those
 of the benchmark's own record, from result to result, under the profile command's rules of what counts.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import statistics
 import subprocess
@@ -334,6 +336,44 @@ def tables(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def slices(document: dict[str, Any]) -> str:
+    """How slow each slice was: its medians over the fastest of each cell, and what the host said then."""
+    medians: dict[tuple[int, int], dict[tuple[str, str], float]] = defaultdict(dict)
+    for found in document["cells"]:
+        for number, ms in found.get("median_by_pass_ms", {}).items():
+            medians[found["batch_size"], found["num_steps"]][found["variant"], number] = ms
+    lines = [
+        "| pass | variant | batch size | over the fastest | spin, ms | scheduler waits |",
+        "|---" * 6 + "|",
+    ]
+    paired: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for each in document["slices"]:
+        key, size = (each["variant"], str(each["pass"])), each["batch_size"]
+        over = [
+            at[key] / min(at.values())
+            for (of_size, _), at in sorted(medians.items())
+            if key in at and size in (0, of_size)
+        ]
+        if not over:
+            continue
+        slow, spin = statistics.fmean(over) - 1, each["spin_ms"]
+        waits = each.get("scheduler_waits", "")
+        lines.append(f"| {key[1]} | {key[0]} | {size or 'both'} | {slow:+.0%} | {spin} | {waits} |")
+        if size and spin is not None:
+            paired[size].append((slow, spin))
+    said = ", ".join(f"{size}: {_rank_correlation(found):+.2f}" for size, found in sorted(paired.items()))
+    return "\n".join([*lines, "", f"Rank correlation of slowness and spin, by batch size: {said}."])
+
+
+def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's (equals take the first one's rank); nan for few pairs or where a column never changes."""
+    columns = list(zip(*pairs, strict=True))
+    if len(pairs) < LEAST or any(len(set(column)) < 2 for column in columns):
+        return math.nan
+    ranks = [[sorted(column).index(value) for value in column] for column in columns]
+    return statistics.correlation(*ranks)
+
+
 def _said(found: dict[str, Any] | None) -> str:
     if not found or not found["n"]:
         return ""
@@ -347,6 +387,7 @@ def main() -> None:
     document = json.loads(Path(sys.argv[1]).read_text())
     print("Median (p10 to p90), ms; the median of each pass; steps.\n")
     print(tables(document))
+    print(f"\nEach slice, in order:\n\n{slices(document)}")
 
 
 if __name__ == "__main__":

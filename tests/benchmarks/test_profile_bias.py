@@ -12,7 +12,7 @@ sys.path[:0] = [str(GPU), str(GPU / "plugin")]
 
 from figures import Step  # noqa: E402
 from host import HostWatch, _is_ours  # noqa: E402
-from profile_bias import Usable, cell, tables, usable_steps  # noqa: E402
+from profile_bias import Usable, cell, slices, tables, usable_steps  # noqa: E402
 from rules_sidecar import Turns  # noqa: E402
 
 
@@ -48,6 +48,36 @@ def test_a_cell_says_where_in_the_hold_steps_are_slow() -> None:
     assert found["late"] == {"17-32": 6.0, "33-64": None}
     of = {"variant": "batch-16", "batch_size": 8, "num_steps": 3, "median_by_pass_ms": {"0": 6.0}}
     assert "| batch-16 | 6.00 (6.00 to 9.00); 6.00; 10 |" in tables({"cells": [{**of, **found}]})
+
+
+def test_a_slice_is_beside_what_the_host_said_of_it() -> None:
+    cells = [
+        {"variant": variant, "batch_size": 8, "num_steps": tier, "median_by_pass_ms": medians}
+        for variant, tier, medians in (
+            ("batch-16", 0, {"0": 5.0, "1": 6.0}),
+            ("batch-16", 3, {"0": 10.0, "1": 14.0}),
+            ("single-16", 0, {"0": 5.5}),
+            ("single-16", 3, {"0": 10.5}),
+        )
+    ]
+    said = slices(
+        {
+            "cells": cells,
+            "slices": [
+                {"variant": variant, "batch_size": 8, "pass": number, "spin_ms": spin, "scheduler_waits": 0.0}
+                for variant, number, spin in (
+                    ("batch-16", 0, 1.0),
+                    ("single-16", 0, 1.2),
+                    ("batch-16", 1, 1.1),
+                )
+            ],
+        }
+    )
+    # Over 5 and 10 ms: 1 and 1; 1.1 and 1.05; 1.2 and 1.4. Ranks 0, 1, 2 against 0, 2, 1: 1 - 6 * 2 / 24.
+    assert "| 0 | batch-16 | 8 | +0% | 1.0 | 0.0 |" in said
+    assert "| 0 | single-16 | 8 | +8% | 1.2 | 0.0 |" in said
+    assert "| 1 | batch-16 | 8 | +30% | 1.1 | 0.0 |" in said
+    assert said.endswith("by batch size: 8: +0.50.")
 
 
 def test_turns_are_read_from_a_text() -> None:
