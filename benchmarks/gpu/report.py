@@ -4,7 +4,8 @@
         --plot docs/benchmarks-gpu-ramp.svg --reality both.json --reality-page docs/simulator.md
 
 Runs of one load and contestant are put together, from whichever file they come, and stand as medians with the
-least and the largest. Replaces what stands between the page's marks.
+least and the largest; so give those together whose contestants may be compared, and each set a place (--mark)
+of its own. Replaces what stands between the page's marks.
 """
 
 from __future__ import annotations
@@ -27,10 +28,8 @@ from sweep import SWEEP, sweep_figure, sweep_table  # noqa: E402
 
 from specgov.controller.plot import Figure, Panel, Series, render  # noqa: E402
 
-BEGIN = "<!-- gpu: begin, written by benchmarks/gpu/report.py -->"
-END = "<!-- gpu: end -->"
-REALITY_BEGIN = "<!-- reality: begin, written by benchmarks/gpu/report.py -->"
-REALITY_END = "<!-- reality: end -->"
+SERVED = 0.75
+"""An open loop of which every contestant finished this share is below what the server can do."""
 ORACLE = "oracle"
 OURS = "specgov-"
 PLOTTED = ("oracle", "specgov-greedy", "sglang-adaptive-default", "threshold-tuned", "static-3")
@@ -42,17 +41,28 @@ def collect(documents: Sequence[dict[str, Any]]) -> Runs:
     for document in documents:
         for run in document["runs"]:
             runs[run["load"]][run["contestant"]].append({"began": document.get("began", ""), **run})
+    for load, by_contestant in runs.items():
+        played = [run for found in by_contestant.values() for run in found]
+        by_tpot = is_open(load) and all(finished_share(run) >= SERVED for run in played)
+        for run in played:
+            run["by_tpot"] = by_tpot
     return runs
 
 
 def is_open(load: str) -> bool:
-    """Whether requests come by themselves, so that the output rate is the same for all contestants."""
+    """Whether requests come by themselves, so that all that can serve them have one output rate."""
     return load.startswith("open")
 
 
+def finished_share(run: dict[str, Any]) -> float:
+    """Of the requests that were sent."""
+    requests = run.get("requests", {"finished": 1, "sent": 1})
+    return float(requests["finished"] / max(requests["sent"], 1))
+
+
 def speed(run: dict[str, Any]) -> float:
-    """The output rate; in an open loop, where all have the same, that of a request: 1 over TPOT."""
-    if is_open(run["load"]):
+    """The output rate; of an open loop that all can serve, where all have the same: 1 over TPOT."""
+    if run["by_tpot"]:
         return 1e3 / run["tpot_ms"]["p50"] if run["tpot_ms"] else 0.0
     return float(run["output_tokens_per_s"])
 
@@ -93,13 +103,15 @@ def best_peer(by_contestant: dict[str, list[dict[str, Any]]]) -> tuple[str, floa
 
 
 def load_table(by_contestant: dict[str, list[dict[str, Any]]]) -> str:
-    """One load: a row a contestant, the fastest first; in an open loop by TPOT, see ``speed``."""
+    """One load: a row a contestant, the fastest first; in some open loops by TPOT, see ``speed``."""
     peer, _ = best_peer(by_contestant)
     to_peer = {name: ratio(runs, by_contestant.get(peer, [])) for name, runs in by_contestant.items()}
-    opened = any(is_open(run["load"]) for runs in by_contestant.values() for run in runs)
-    named = [] if opened else ["output tokens/s", "to the best peer", "of the oracle"]
-    named += ["TPOT p50 / p99, ms", *(["speed (1 / TPOT p50) to the best peer"] if opened else [])]
-    named += ["TTFT p50 / p99, ms", *(["output tokens/s", "most waiting"] if opened else [])]
+    played = [run for runs in by_contestant.values() for run in runs]
+    opened, by_tpot = any(is_open(run["load"]) for run in played), any(run["by_tpot"] for run in played)
+    named = [] if by_tpot else ["output tokens/s", "to the best peer", "of the oracle"]
+    named += ["TPOT p50 / p99, ms", *(["speed (1 / TPOT p50) to the best peer"] if by_tpot else [])]
+    named += ["TTFT p50 / p99, ms", *(["output tokens/s"] if by_tpot else [])]
+    named += ["finished", "most waiting"] if opened else []
     named += ["time at num_steps", "switches", "by the decision", "errors"]
     rows = []
     for name, runs in sorted(by_contestant.items(), key=lambda item: (-_sort(to_peer[item[0]]), item[0])):
@@ -111,6 +123,7 @@ def load_table(by_contestant: dict[str, list[dict[str, Any]]]) -> str:
             "TPOT p50 / p99, ms": _pair(runs, "tpot_ms", ".2f" if opened else ".1f"),
             "speed (1 / TPOT p50) to the best peer": to_best,
             "TTFT p50 / p99, ms": _pair(runs, "ttft_ms"),
+            "finished": f"{statistics.median(map(finished_share, runs)):.0%}",
             "most waiting": str(max(run["most_waiting"] for run in runs)) if opened else "",
             "time at num_steps": _tiers(runs),
             "switches": f"{statistics.median(run['tier_switches'] for run in runs):.0f}",
@@ -156,7 +169,9 @@ def summary(runs: Runs) -> str:
         rows.append(
             (
                 load,
-                f"{peer}, TPOT {1e3 / peer_rate:.2f} ms" if is_open(load) else f"{peer}, {peer_rate:.0f}",
+                f"{peer}, TPOT {1e3 / peer_rate:.2f} ms"
+                if by_contestant[peer][0]["by_tpot"]
+                else f"{peer}, {peer_rate:.0f}",
                 _percent(ratio(greedy, by_contestant[peer]) - 1, "+.1%"),
                 f"{fastest} {ours[fastest] - 1:+.1%}",
                 _percent(ratio(greedy, by_contestant.get(ORACLE, []))),
@@ -266,13 +281,15 @@ def _load_and_repeat(line: str) -> str:
     return f"{load}, {repeat}, contestants"
 
 
-def write_page(page: Path, text: str, begin_mark: str = BEGIN, end_mark: str = END) -> None:
-    """Replace what stands between the page's marks.
+def write_page(page: Path, text: str, mark: str) -> None:
+    """Replace what stands between the page's marks of this name.
 
     Raises:
         SystemExit: it lacks them.
 
     """
+    begin_mark = f"<!-- {mark}: begin, written by benchmarks/gpu/report.py -->"
+    end_mark = f"<!-- {mark}: end -->"
     before, begin, rest = page.read_text().partition(begin_mark)
     _, end, after = rest.partition(end_mark)
     if not begin or not end:
@@ -324,23 +341,25 @@ def main() -> None:
     )
     parser.add_argument("contests", type=Path, nargs="+")
     parser.add_argument("--page", type=Path, help="where the tables go; default: standard output")
+    parser.add_argument("--mark", default="gpu", help="of the page's places for tables, the one of this name")
     parser.add_argument("--plot", type=Path, help="an SVG of one load over time")
     parser.add_argument("--plot-load", default="ramp")
     parser.add_argument("--plotted", default=",".join(PLOTTED))
     parser.add_argument("--sweep-plot", type=Path, help="an SVG of output rate against concurrency")
     parser.add_argument("--reality", type=Path, help="what reality.py wrote")
     parser.add_argument("--reality-page", type=Path, help="where that goes")
+    parser.add_argument("--reality-mark", default="reality", help="as --mark")
     options = parser.parse_args()
     documents = [json.loads(path.read_text()) for path in options.contests]
     text = markdown(documents)
     if options.page:
-        write_page(options.page, text)
+        write_page(options.page, text, options.mark)
     else:
         print(text)
     if options.reality:
         table = reality(json.loads(options.reality.read_text()))
         if options.reality_page:
-            write_page(options.reality_page, table, REALITY_BEGIN, REALITY_END)
+            write_page(options.reality_page, table, options.reality_mark)
         else:
             print(table)
     if options.sweep_plot:

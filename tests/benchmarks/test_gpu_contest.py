@@ -20,7 +20,7 @@ from contest import line_up, parse_arguments  # noqa: E402
 from contestants import ALL, ContestantError, Tuned, contestant  # noqa: E402
 from loads import get_load  # noqa: E402
 from presence import half_width, presence  # noqa: E402
-from report import BEGIN, END, collect, load_table, write_page  # noqa: E402
+from report import collect, load_table, write_page  # noqa: E402
 from runs import compare_ranks  # noqa: E402
 from specgov_gpu_benchmark.contest import BenchmarkError, Contest  # noqa: E402
 from specgov_gpu_benchmark.rid import RequestId, Run  # noqa: E402
@@ -234,12 +234,9 @@ def test_the_cost_of_presence_is_a_ratio_of_pairs() -> None:
 
 def test_a_page_without_the_marks_is_left_alone(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write_page(page, "new")
-    assert page.read_text() == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
     page.write_text("nothing\n")
-    with pytest.raises(SystemExit, match="no place"):
-        write_page(page, "new")
+    with pytest.raises(SystemExit, match="no place for the tables: it needs '<!-- gpu: begin"):
+        write_page(page, "new", "gpu")
     assert page.read_text() == "nothing\n"
 
 

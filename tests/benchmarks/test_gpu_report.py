@@ -15,7 +15,7 @@ sys.path[:0] = [str(GPU), str(GPU / "plugin")]
 from contest import parse_arguments, rounds  # noqa: E402
 from loads import get_load  # noqa: E402
 from presence import presence  # noqa: E402
-from report import collect, load_table, markdown, ratio, summary  # noqa: E402
+from report import collect, load_table, markdown, ratio, summary, write_page  # noqa: E402
 from sweep import sweep_figure, sweep_table  # noqa: E402
 
 from specgov.controller.plot import render  # noqa: E402
@@ -60,6 +60,35 @@ def test_an_open_loop_is_told_by_the_time_of_a_token() -> None:
     assert first[:4] == ["specgov-greedy", "4.00 / 8.00", "+25.0%", "50.0 / 60.0"]
     assert second[:3] == ["**static-3**", "5.00 / 9.00", "+0.0%"]
     assert cells(summary(runs).splitlines()[2])[1:3] == ["static-3, TPOT 5.00 ms", "+25.0%"]
+
+
+def test_an_open_loop_that_not_all_can_serve_is_told_by_the_output_rate() -> None:
+    # Of those that finished in time TPOT says little: they are the short ones.
+    few, many = ({"requests": {"sent": 300, "finished": n}} for n in (100, 290))
+    runs = collect(
+        [
+            {
+                "runs": [
+                    run("open_high", "static-3", 4000, **few),
+                    run("open_high", "specgov-greedy", 3000, tpot_ms={"p50": 4.0, "p99": 8.0}, **many),
+                ]
+            }
+        ]
+    )
+    head, _, first, second = map(cells, load_table(runs["open_high"]).splitlines())
+    assert head[1:3] == ["output tokens/s", "to the best peer"]
+    assert first[:3] == ["**static-3**", "4000", "+0.0%"]
+    assert second[:3] == ["specgov-greedy", "3000", "-25.0%"]
+    assert [row[head.index("finished")] for row in (first, second)] == ["33%", "97%"]
+    assert cells(summary(runs).splitlines()[2])[1:3] == ["static-3, 4000", "-25.0%"]
+
+
+def test_each_place_of_a_page_is_written_by_its_name(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    marks = "<!-- {0}: begin, written by benchmarks/gpu/report.py -->\nold\n<!-- {0}: end -->\n"
+    page.write_text("".join(marks.format(name) for name in ("gpu", "gpu moe")))
+    write_page(page, "new", "gpu moe")
+    assert page.read_text() == marks.format("gpu") + marks.format("gpu moe").replace("old", "\nnew\n")
 
 
 def test_the_sweep_is_one_table_and_one_picture() -> None:
