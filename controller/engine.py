@@ -188,7 +188,7 @@ class Engine:
         """Take a report in, and learn from it where that is allowed.
 
         Raises:
-            RejectedMessage: it is bad; it was counted and nothing else changed.
+            RejectedMessage: it is bad; it was counted, with what it says was dropped; nothing else changed.
 
         """
         try:
@@ -196,7 +196,7 @@ class Engine:
             has_rule = report.HasField("engine_rule_num_steps")
             engine_rule = check_engine_rule(report, self.spec) if has_rule else None
         except RejectedMessage as error:
-            self.reports_rejected += 1
+            self.reject(report)
             self.guard.rejected(error.cause, report)
             raise
         decision_id, lost = report.decision_id, self._lost
@@ -204,7 +204,7 @@ class Engine:
         lag_steps = self._lag_steps(step.step_id, decision_id)
         round_trip_ms = report.round_trip_us / 1000.0 if report.HasField("round_trip_us") else None
         record = StepRecord(step, decision_id, lag_steps, engine_rule, dropped, round_trip_ms, lost.shed)
-        if lost.shed:
+        if lost.shed or lost.dropped:
             self._lost = Lost()
         self.last_record = record
         self._last_step_id = step.step_id
@@ -234,6 +234,11 @@ class Engine:
         """Leave a report out unread, for newer ones; the next one that is taken in has a gap before it."""
         self.reports_shed += 1
         self._lost.shed += 1
+        self._lost.dropped += report.reports_dropped
+
+    def reject(self, report: pb.StepReport) -> None:
+        """Count a report as rejected; what it says was dropped before it is told of by the next one."""
+        self.reports_rejected += 1
         self._lost.dropped += report.reports_dropped
 
     def decide(self) -> pb.Decision | None:

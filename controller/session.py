@@ -11,7 +11,6 @@ beyond is ended.
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections import Counter
@@ -26,6 +25,7 @@ from specgov.controller.limits import MAX_MESSAGES_PER_S, MessagePace
 from specgov.controller.liveness import Waits
 from specgov.controller.logs import get_logger
 from specgov.controller.telemetry import Telemetry
+from specgov.controller.turns import Pace
 from specgov.controller.validation import Cause, RejectedMessage, check_info
 from specgov.policies.types import PolicyError
 from specgov.proto.v1 import specgov_pb2 as pb
@@ -94,6 +94,7 @@ class Session:
         self.boot_id = ""  # the engine's, once it has said who it is
         self.moves = 0
         self._is_busy = self._is_sending = False
+        self._turns_pace = Pace()
         self._pace = MessagePace(max_messages_per_s, telemetry.timer())
         self._engines = engines
         self._telemetry = telemetry
@@ -158,13 +159,7 @@ class Session:
             while True:
                 self._is_busy = True
                 records: list[StepRecord] = []
-                turn = self._engines.turns.begin()
-                try:
-                    if self.moves:  # the first decision knows of no step
-                        self._gather(mail)
-                    decision = self._handle(engine, mail, records)
-                finally:
-                    turn.release()
+                decision = self._take_turn(engine, mail, records)
                 self._is_busy = False
                 self.moves += 1
                 try:
@@ -242,6 +237,18 @@ class Session:
         while not self._mailbox.empty() and len(mail) < MAX_WAITING_MESSAGES:
             mail.append(self._mailbox.get_nowait())  # nobody else takes from it
 
+    def _take_turn(self, engine: Engine, mail: list[_Mail], records: list[StepRecord]) -> pb.Decision | None:
+        """Handle ``mail`` and what has come behind it, when it is this stream's turn."""
+        turn = self._engines.turns.begin(self._turns_pace)
+        begun_s = self._telemetry.timer()
+        try:
+            if self.moves:  # the first decision knows of no step
+                self._gather(mail)
+            return self._handle(engine, mail, records)
+        finally:
+            turn.release()
+            self._engines.turns.took(self._turns_pace, self._telemetry.timer() - begun_s)
+
     def _handle(self, engine: Engine, mail: Sequence[_Mail], records: list[StepRecord]) -> pb.Decision | None:
         """Take in all of ``mail`` in order, then decide once if anything in it calls for a decision.
 
@@ -272,7 +279,7 @@ class Session:
 
     def _shed(self, engine: Engine, mail: Sequence[_Mail]) -> Sequence[_Mail]:
         """Leave out all reports but the newest ones; the rest of the mail stays, in its order."""
-        surplus = sum(map(_is_report, mail)) - NEWEST_REPORTS
+        surplus = sum(_carries(piece, "report") for piece in mail) - NEWEST_REPORTS
         if surplus <= 0:
             return mail
         kept: list[_Mail] = []
@@ -297,6 +304,8 @@ class Session:
     def _reject_oldest(self, engine: Engine, mail: Sequence[_Mail], surplus: int) -> Sequence[_Mail]:
         """Reject the ``surplus`` oldest of the engine's messages, since it sent more than it may.
 
+        Events come rarely and mean much: they are rejected where nothing else is left to be.
+
         Raises:
             SessionEnded: it sends far more, and for long.
 
@@ -305,12 +314,13 @@ class Session:
         if self._pace.is_hopeless:
             raise SessionEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, f"far beyond {limit}, for long")
         error = RejectedMessage(Cause.TOO_MANY, f"beyond {limit}: the oldest are left out")
-        count = itertools.count(1)
-        kept = [piece for piece in mail if type(piece) not in _FROM_ENGINE or next(count) > surplus]
-        for _ in range(surplus):
-            engine.reports_rejected += 1
+        sent = [at for at, piece in enumerate(mail) if type(piece) in _FROM_ENGINE]
+        rejected = frozenset(sorted(sent, key=lambda at: _carries(mail[at], "event"))[:surplus])
+        for at in rejected:
+            if isinstance(piece := mail[at], pb.EngineMessage) and piece.HasField("report"):
+                engine.reject(piece.report)
             self._reject(engine, error)
-        return kept
+        return [piece for at, piece in enumerate(mail) if at not in rejected]
 
     def _take_in(self, engine: Engine, mail: _Mail, records: list[StepRecord]) -> bool:
         """Take one piece of mail in; whether it calls for a new decision."""
@@ -350,8 +360,8 @@ class Session:
             )
 
 
-def _is_report(piece: _Mail) -> bool:
-    return isinstance(piece, pb.EngineMessage) and piece.HasField("report")
+def _carries(piece: _Mail, kind: str) -> bool:
+    return isinstance(piece, pb.EngineMessage) and piece.WhichOneof("message") == kind
 
 
 def _is_told(times: int) -> bool:

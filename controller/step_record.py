@@ -9,7 +9,8 @@ from specgov.policies.types import StepObservation
 
 @dataclass(slots=True)
 class Lost:
-    """Reports that were shed since the newest one, and those that the engine says it dropped before them."""
+    """Reports that were shed since the newest one that was taken in, and those that the engine says it
+    dropped before these and before such as were rejected."""
 
     shed: int = 0
     dropped: int = 0

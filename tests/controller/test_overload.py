@@ -21,7 +21,7 @@ from specgov.controller.metrics import Metrics
 from specgov.controller.session import NEWEST_REPORTS, Session, SessionEnded
 from specgov.controller.step_record import StepRecord
 from specgov.controller.telemetry import Telemetry
-from specgov.controller.turns import Turns
+from specgov.controller.turns import TURNS_ASIDE, Turns
 from specgov.controller.validation import Cause, RejectedMessage
 from specgov.proto.v1 import specgov_pb2 as pb
 
@@ -151,6 +151,26 @@ def test_a_long_gap_is_an_alarm_whoever_made_it(bench: Bench, shed: int, alarms:
     assert sum(count.times for count in counts if count.cause == pb.GUARD_CAUSE_REPORTS_STOPPED) == alarms
 
 
+@pytest.mark.parametrize("cause", ["too many", "bad"])
+def test_what_a_rejected_report_says_was_dropped_is_told_of_by_the_next(bench: Bench, cause: str) -> None:
+    """So that each report of the engine's is found as taken in, shed, rejected or dropped."""
+    session = Session(bench.engines, bench.telemetry, max_messages_per_s=2)
+    session.deliver(pb.EngineMessage(info=bench.make_info()))
+    decisions = session.run()
+    next(decisions)
+    if cause == "bad":
+        bench.report(session, 1, 2, reports_dropped=3, num_steps=2)  # no tier of the engine's
+    else:
+        bench.report(session, 1, 2, reports_dropped=3)  # four may come at once
+        bench.report(session, 3, 4)
+    bench.report(session, 5, 6)
+    next(decisions)
+    engine = bench.engine()
+    assert (engine.reports_rejected, engine.reports_dropped) == (2, 6)
+    assert [record.reports_dropped for record in bench.trace.records][:2] == [6, 0]
+    assert bench.counted("specgov_reports_dropped_total") == 6
+
+
 def test_long_overload_is_told_of_a_few_times(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     session, decisions = bench.connect()
     for turn in range(20):
@@ -261,6 +281,35 @@ def test_a_stream_whose_policy_hangs_holds_no_other_up(bench: Bench, monkeypatch
     assert not stream.is_alive()
 
 
+def test_a_stream_whose_turns_are_long_takes_them_beside_the_others(bench: Bench) -> None:
+    """Its timer stands still for the others; the slow one's policy takes 20 ms by it, or no time."""
+    now_s, takes_s = 0.0, 0.02
+    bench.telemetry.timer = lambda: now_s
+    slow, slow_decisions = bench.connect("slow")
+    observe = bench.engine("slow").guard.admit
+
+    def take_long(*arguments: Any, **named: Any) -> bool:
+        nonlocal now_s
+        now_s += takes_s
+        return observe(*arguments, **named)
+
+    bench.engine("slow").guard.admit = take_long  # type: ignore[method-assign]
+    bench.report(slow, 1)
+    next(slow_decisions)
+    takes_s = 0.0
+    turn = bench.engines.turns.begin()  # another stream's, for as long as this one's next turns last
+    for step_id in range(2, TURNS_ASIDE + 2):
+        bench.report(slow, step_id)
+        assert next(slow_decisions).known_step_id == step_id
+    assert slow._turns_pace.aside == 0  # none of those was long
+    bench.report(slow, TURNS_ASIDE + 2)
+    stream = threading.Thread(target=next, args=(slow_decisions,))
+    stream.start()
+    turn.release()
+    stream.join(60)
+    assert not stream.is_alive()
+
+
 def test_the_turn_ends_with_a_stream_that_is_ended(bench: Bench) -> None:
     session, decisions = bench.connect()
     bench.connect()  # takes the engine over
@@ -268,38 +317,6 @@ def test_the_turn_ends_with_a_stream_that_is_ended(bench: Bench) -> None:
     with pytest.raises(SessionEnded):
         next(decisions)
     bench.engines.turns.begin().release()
-
-
-def test_turns_are_one_at_a_time() -> None:
-    turns = Turns(patience_s=60.0)
-    inside: list[int] = []
-    most: list[int] = []
-
-    def take(number: int) -> None:
-        for _ in range(50):
-            turn = turns.begin()
-            inside.append(number)
-            most.append(len(inside))
-            inside.remove(number)
-            turn.release()
-
-    threads = [threading.Thread(target=take, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert (len(most), max(most)) == (400, 1)
-
-
-def test_a_turn_that_is_stuck_is_not_waited_for_again() -> None:
-    turns = Turns(patience_s=0.01)
-    stuck = turns.begin()
-    second = turns.begin()
-    assert second is not stuck
-    stuck.release()  # it went on after all: that ends nobody else's turn
-    assert second.locked()
-    second.release()
-    assert turns.begin() is second
 
 
 @pytest.mark.parametrize("requests", [1, LOOKAHEAD_BYTES, 65_535])

@@ -450,14 +450,35 @@ def test_beyond_the_limit_the_oldest_are_left_out_and_the_decision_knows_the_new
     assert bench.engine.reports == 30
 
 
+WEIGHTS = pb.EngineMessage(event=pb.EngineEvent(kind=pb.EngineEvent.KIND_WEIGHTS_UPDATED))
+
+
 def test_bad_messages_and_events_count_too(bench: Bench) -> None:
     """Else a stream of them would be the way around the limit."""
     session, decisions, _ = limited_session(bench, per_s=5)
     for _ in range(10):
         session.deliver(RejectedMessage(Cause.UNREADABLE, "no message"))
-        session.deliver(pb.EngineMessage(event=pb.EngineEvent(kind=pb.EngineEvent.KIND_WEIGHTS_UPDATED)))
+        session.deliver(WEIGHTS)
+    session.deliver(WEIGHTS)
     next(decisions)
-    assert bench.rule.forgot == 5  # of the ten messages that are taken, every other one
+    assert bench.rule.forgot == 10  # of 21 messages ten are taken: an event of the eleven is not
+
+
+@pytest.mark.parametrize("filler", ["report", "unreadable"])
+def test_beyond_the_limit_events_are_left_out_last(bench: Bench, filler: str) -> None:
+    session, decisions, _ = limited_session(bench, per_s=5)
+    for step_id in range(1, 17):
+        if step_id in (2, 9):
+            session.deliver(WEIGHTS)
+        if filler == "report":
+            bench.report(session, step_id)
+        else:
+            session.deliver(RejectedMessage(Cause.UNREADABLE, "no message"))
+    next(decisions)
+    assert bench.rule.forgot == 2  # both: the eight that are too many of 18 are the oldest of the others
+    if filler == "report":
+        assert bench.rule.observed == list(range(9, 17))
+    assert bench.engine.reports_rejected == (8 if filler == "report" else 0)
 
 
 def test_a_flood_ends_the_stream_with_a_status(bench: Bench) -> None:
