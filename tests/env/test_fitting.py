@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -42,6 +42,7 @@ def test_an_ascending_plane_stays_as_it_is() -> None:
     assert (isotonic_plane(values, np.ones_like(values)) == values).all()
 
 
+@settings(max_examples=25, deadline=None)
 @given(hnp.arrays(np.float64, (3, 3, 4), elements=st.floats(1, 100)), st.randoms())
 def test_a_smoothed_grid_ascends_all_three_ways(values: np.ndarray, random: Any) -> None:
     weights = np.array([random.choice([1e-3, 5.0, 50.0]) for _ in range(values.size)]).reshape(values.shape)
