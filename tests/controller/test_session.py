@@ -3,105 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from session_bench import Bench, Make, Recorder, bench_with_recorders
 
-from specgov.controller import seat as seat_module
 from specgov.controller.config import ServeConfig
-from specgov.controller.engine import Engine
 from specgov.controller.engine_metrics import MAX_QUEUED
 from specgov.controller.engines import Engines
-from specgov.controller.metrics import Metrics
 from specgov.controller.session import MAX_WAITING_MESSAGES, NEWEST_REPORTS, Session, SessionEnded
-from specgov.controller.telemetry import Telemetry
-from specgov.controller.validation import Cause, RejectedMessage
 from specgov.policies.types import (
-    BatchView,
     Choice,
-    EngineSpec,
-    PolicyContext,
     Reason,
-    StepObservation,
     TierRange,
 )
 from specgov.proto.v1 import specgov_pb2 as pb
 
-Make = Callable[..., Any]
-
-
-@dataclass
-class Recorder:
-    """A rule that chooses what the test says and remembers what it saw."""
-
-    name: ClassVar[str] = "recorder"
-    version: ClassVar[str] = "7"
-
-    engine: EngineSpec
-    choice: Choice = field(default_factory=lambda: Choice((TierRange(1, 64, 3),)))
-    observed: list[int] = field(default_factory=list)
-    generations: list[list[int]] = field(default_factory=list)
-    asked: list[BatchView] = field(default_factory=list)
-    forgot: int = 0
-
-    def observe(self, step: StepObservation) -> None:
-        self.observed.append(step.step_id)
-        self.generations.append(step.generations.tolist())
-
-    def choose(self, batch: BatchView) -> Choice:
-        self.asked.append(batch)
-        return self.choice
-
-    def forget(self) -> None:
-        self.forgot += 1
-
-    def estimates(self) -> dict[str, float]:
-        return {"observed": float(len(self.observed))}
-
-
-class Bench:
-    """A session whose mailbox a test fills, and whose rule it can see."""
-
-    def __init__(self, make_info: Make, make_report: Make) -> None:
-        self.make_info, self.make_report = make_info, make_report
-        self.engines = Engines(ServeConfig(policy="static"), clock=lambda: 0.0)
-        self.telemetry = Telemetry(Metrics(), timer=lambda: 0.0)
-
-    def connect(self, **changes: Any) -> tuple[Session, Iterator[pb.Decision]]:
-        session = Session(self.engines, self.telemetry)
-        session.deliver(pb.EngineMessage(info=self.make_info(**changes)))
-        decisions = session.run()
-        next(decisions)
-        return session, decisions
-
-    def report(self, session: Session, *step_ids: int, **changes: Any) -> None:
-        for step_id in step_ids:
-            session.deliver(pb.EngineMessage(report=self.make_report(step_id, **changes)))
-
-    @property
-    def engine(self) -> Engine:
-        engine = self.engines.get("engine-1")
-        assert engine is not None
-        return engine
-
-    @property
-    def rule(self) -> Recorder:
-        rule = self.engine.policy
-        assert isinstance(rule, Recorder)
-        return rule
-
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, make_info: Make, make_report: Make) -> Bench:
-    def make_recorder(text: str, context: PolicyContext, *, files: bool) -> Recorder:
-        return Recorder(context.engine)
-
-    monkeypatch.setattr(seat_module, "make_policy", make_recorder)
-    return Bench(make_info, make_report)
+    return bench_with_recorders(monkeypatch, make_info, make_report)
 
 
 def test_several_reports_at_once_make_one_decision(bench: Bench) -> None:
@@ -412,89 +336,3 @@ def test_steps_are_counted_a_few_turns_later_without_being_asked_for(bench: Benc
         )
         == 100
     )
-
-
-class Ticks:
-    """A timer that stands still until the test moves it."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def limited_session(bench: Bench, per_s: int) -> tuple[Session, Iterator[pb.Decision], Ticks]:
-    ticks = Ticks()
-    bench.telemetry.timer = ticks
-    session = Session(bench.engines, bench.telemetry, per_s)
-    session.deliver(pb.EngineMessage(info=bench.make_info()))
-    decisions = session.run()
-    next(decisions)
-    return session, decisions, ticks
-
-
-def test_beyond_the_limit_the_oldest_are_left_out_and_the_decision_knows_the_newest(bench: Bench) -> None:
-    session, decisions, ticks = limited_session(bench, per_s=10)
-    bench.report(session, *range(1, 26))  # 20 may come at once
-    assert next(decisions).known_step_id == 25
-    assert bench.rule.observed == list(range(6, 26))
-    assert (bench.engine.reports, bench.engine.reports_rejected) == (20, 5)
-    rejected = bench.telemetry.metrics.registry.get_sample_value(
-        "specgov_messages_rejected_total", {"cause": "too_many"}
-    )
-    assert rejected == 5
-    ticks.now_s = 1.0  # brings room for ten
-    bench.report(session, *range(26, 36))
-    assert next(decisions).known_step_id == 35
-    assert bench.engine.reports == 30
-
-
-WEIGHTS = pb.EngineMessage(event=pb.EngineEvent(kind=pb.EngineEvent.KIND_WEIGHTS_UPDATED))
-
-
-def test_bad_messages_and_events_count_too(bench: Bench) -> None:
-    """Else a stream of them would be the way around the limit."""
-    session, decisions, _ = limited_session(bench, per_s=5)
-    for _ in range(10):
-        session.deliver(RejectedMessage(Cause.UNREADABLE, "no message"))
-        session.deliver(WEIGHTS)
-    session.deliver(WEIGHTS)
-    next(decisions)
-    assert bench.rule.forgot == 10  # of 21 messages ten are taken: an event of the eleven is not
-
-
-@pytest.mark.parametrize("filler", ["report", "unreadable"])
-def test_beyond_the_limit_events_are_left_out_last(bench: Bench, filler: str) -> None:
-    session, decisions, _ = limited_session(bench, per_s=5)
-    for step_id in range(1, 17):
-        if step_id in (2, 9):
-            session.deliver(WEIGHTS)
-        if filler == "report":
-            bench.report(session, step_id)
-        else:
-            session.deliver(RejectedMessage(Cause.UNREADABLE, "no message"))
-    next(decisions)
-    assert bench.rule.forgot == 2  # both: the eight that are too many of 18 are the oldest of the others
-    if filler == "report":
-        assert bench.rule.observed == list(range(9, 17))
-    assert bench.engine.reports_rejected == (8 if filler == "report" else 0)
-
-
-def test_a_flood_ends_the_stream_with_a_status(bench: Bench) -> None:
-    session, decisions, _ = limited_session(bench, per_s=2)
-    bench.report(session, *range(1, 26))  # 4 are taken, 21 are more than ten seconds' worth
-    with pytest.raises(
-        SessionEnded, match=r"far beyond the limit of 2 messages/s \(max_reports_per_s\)"
-    ) as ended:
-        next(decisions)
-    assert ended.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert bench.engine.session is None
-
-
-def test_what_the_sidecar_itself_puts_into_the_mailbox_is_not_limited(bench: Bench) -> None:
-    session, decisions, _ = limited_session(bench, per_s=1)
-    for _ in range(100):
-        session.refresh()
-        next(decisions)
-    assert bench.engine.reports_rejected == 0
