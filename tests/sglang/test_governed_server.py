@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.sglang, pytest.mark.every_release]
 SGLANG = importlib.metadata.version("sglang") if importlib.util.find_spec("sglang") else ""
 FALLBACK = "threshold:4:3"  # with eight requests at once 0, alone 3
 END_OF_SEQUENCE = 2
+MAX_LAG = 5
+"""In steps, once reports flow: one, and what the round trip adds."""
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,11 @@ def server(models: Path, target: str, tmp_path_factory: pytest.TempPathFactory) 
 def share_of(server: Server, num_steps: int) -> float:
     """The share of a tier among the last 25 steps; rules probe now and then."""
     return [step["num_steps"] for step in server.steps()[-25:]].count(num_steps) / 25
+
+
+def lags(reports: list[pb.StepReport]) -> list[int]:
+    """Steps from the result that a decision knew to the step that followed it."""
+    return [report.step_id - report.decision_id for report in reports if report.decision_id]
 
 
 def tiers_since(server: Server, before: int) -> list[int]:
@@ -92,7 +99,8 @@ def test_greedy_speculates_deeply_where_drafts_are_right_and_not_where_they_are_
 
 def test_every_report_tells_what_sglang_did(server: Server, target: str) -> None:
     with fake_sidecar(target, at_tier(1)) as recorder:
-        use_until(server, lambda: recorder.reports)
+        # The reports of the time without a sidecar come first, and on a busy machine decisions lag meanwhile.
+        use_until(server, lambda: lags(recorder.reports[-3:]) and max(lags(recorder.reports[-3:])) <= MAX_LAG)
         before = len(server.steps())
         server.check(ACCEPTED, 40)
         server.check_eight_at_once(40)
@@ -114,9 +122,9 @@ def test_every_report_tells_what_sglang_did(server: Server, target: str) -> None
         assert not report.warm_up
     assert [r.num_steps for r in list(reports.values())[5:]].count(1) > 0.3 * len(reports)
     # A result knows the one before at the soonest; the round trip may add some.
-    lags = [r.step_id - r.decision_id for r in reports.values() if r.decision_id]
-    assert 1 <= min(lags) <= 5
-    assert max(lags) <= 50  # then it would be too old
+    found = lags(list(reports.values()))
+    assert 1 <= min(found) <= MAX_LAG
+    assert max(found) <= 50  # then it would be too old
     valid = [r.step_time_us for r in reports.values() if r.step_time_valid]
     assert len(valid) > 0.5 * len(reports)
     assert min(valid) > 500
