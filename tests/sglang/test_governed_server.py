@@ -50,6 +50,12 @@ def share_of(server: Server, num_steps: int) -> float:
     return [step["num_steps"] for step in server.steps()[-25:]].count(num_steps) / 25
 
 
+def tier_by_table(server: Server) -> int | None:
+    """The tier of the last launch, where a sidecar's decision chose it."""
+    launch = server.launches()[-1]
+    return launch["num_steps"] if launch["kind"] == "TABLE" else None
+
+
 def lags(reports: list[pb.StepReport]) -> list[int]:
     """Steps from the result that a decision knew to the step that followed it."""
     return [report.step_id - report.decision_id for report in reports if report.decision_id]
@@ -278,8 +284,8 @@ def test_a_sidecar_that_falls_silent_and_comes_back(server: Server, target: str,
     assert silent
     assert set(silent) == {"OWN_RULE"}
     with sidecar_process(socket, "--policy", "static:1") as sidecar:
-        use_until(server, lambda: server.launches()[-1]["kind"] == "TABLE")
-        assert server.launches()[-1]["num_steps"] == 1
+        # First the guard may hold its baseline: the reports that waited for a sidecar have a gap before them.
+        use_until(server, lambda: tier_by_table(server) == 1)
 
 
 def test_a_sidecar_in_shadow_leaves_the_server_to_sglangs_own_rule(server: Server, target: str) -> None:
